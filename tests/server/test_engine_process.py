@@ -21,9 +21,8 @@ from tests.server.wire import in_a_process
 from twostroke.methods import METHODS, load_module
 from twostroke.server.engine_process import remote
 from twostroke.server.engine_process.in_flight import Roster
-from twostroke.server.engine_process.launch import EngineProcess
+from twostroke.server.engine_process.launch import EngineProcess, SpareProcess
 from twostroke.server.engine_process.remote import RemoteEngine
-from twostroke.server.engine_process.spare import SpareProcess
 from twostroke.server.lifecycle import make_server
 from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings

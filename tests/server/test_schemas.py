@@ -7,10 +7,9 @@ import pytest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.common import CHANGES, GenerateBody
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.openai.schemas.sampling import CHANGES
 
 OWN = {"max_tokens", "logprobs", "constraint", "reader"}
 SHARED = [name for name in rules(SamplingParams) if name not in OWN]

@@ -16,8 +16,7 @@ from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.errors import ApiError
 from twostroke.server.tenants.key_file import Limits, read_keys
-from twostroke.server.tenants.tenant import RateLimited, Tenant, TenantCall
-from twostroke.server.tenants.token_bucket import TokenBucket
+from twostroke.server.tenants.tenant import RateLimited, Tenant, TenantCall, TokenBucket
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the cat jumps over the lazy fox again and again"
 

@@ -93,8 +93,7 @@ def _serve_one(
 ) -> None:
     """Serve one model until a signal."""
     from twostroke.backends.ranks.processes import under_torchrun
-    from twostroke.server.engine_process.launch import EngineProcess, launch_of
-    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
+    from twostroke.server.engine_process.launch import SPARE_BYTES, EngineProcess, SpareProcess, launch_of
 
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
     # First of all: the engine's process imports as much as this one does.

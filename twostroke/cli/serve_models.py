@@ -148,8 +148,7 @@ def serve_models(
     method_modules: Sequence[str],
 ) -> None:
     """Serve several models until a signal. Models that come later have the options `common`."""
-    from twostroke.server.engine_process.launch import EngineProcess, launch_of
-    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
+    from twostroke.server.engine_process.launch import SPARE_BYTES, EngineProcess, SpareProcess, launch_of
 
     spare = SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))  # its imports go on beside ours
     from twostroke.cli.engine_opening import opening_of

@@ -10,6 +10,7 @@ from typing import Any
 
 from twostroke.api.conversation.fitting import LeftOut
 from twostroke.api.llm import LLM
+from twostroke.api.receipts import describable
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.methods import METHODS, Method, Plain, method
@@ -71,6 +72,13 @@ def require_plain(technique: Method, what: str, param: str) -> None:
     """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
     if technique != Plain():
         raise ApiError(400, f"{what} for plain generation: leave out method", param=param)
+
+
+def with_receipt(params: SamplingParams, technique: Method) -> SamplingParams:
+    """The parameters of an answer that gets a receipt. Raises ApiError or InvalidRequest if there can be none."""
+    require_plain(technique, "a receipt is made", "receipt")
+    describable(params)
+    return replace(params, logprobs=params.logprobs or 0)
 
 
 def check_length(llm: LLM, tokens: int) -> None:

@@ -1,15 +1,19 @@
 """The way of every call that generates text: a place in the queue, preparation, the engine, and the answer."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
+from twostroke.api.receipts import Receipt
 from twostroke.engine.engine_thread import Update
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
+from twostroke.errors import InvalidRequest
 from twostroke.server.active_call import ActiveCall, CallOptions
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
@@ -22,7 +26,6 @@ from twostroke.server.http.responses import (
     cancel_on_disconnect,
     json_response,
 )
-from twostroke.server.receipts import receipts_of
 from twostroke.server.tenants.tenant import tenant_call
 
 P = TypeVar("P", bound=Prepared)
@@ -48,7 +51,7 @@ async def generate(
         prepared = await _begin(http, active_call, options, prepare)
         answer, updates = answer_for(prepared, active_call), active_call.updates()
         if prepared.receipt:
-            answer.on_finish.append(lambda: receipts_of(engine, prepared, answer.tokens))
+            answer.on_finish.append(lambda: _receipts_of(engine, prepared, answer.tokens))
         log.model = answer.model
         active_call.trace.operation, active_call.trace.response_id = answer.operation, answer.id or None
         if not options.stream:
@@ -90,3 +93,27 @@ async def _collect(answer: Answer, updates: AsyncIterator[tuple[int, Update]]) -
         for token in update.tokens:
             answer.add_token(prompt, token)
     await answer.finish()
+
+
+async def _receipts_of(
+    engine: AsyncEngine, prepared: Prepared, answers: Mapping[tuple[int, int], Sequence[Token]]
+) -> dict[str, Any]:
+    """The field `receipt` of a response, `receipts` of several answers, or why there is none.
+
+    `answers`: the tokens by prompt and choice.
+    """
+
+    def make() -> list[dict[str, Any]]:
+        made = [
+            Receipt.of(engine.llm, prepared.prompts[prompt], prepared.requests[prompt], tokens)
+            for (prompt, _), tokens in sorted(answers.items())
+        ]
+        for receipt in made if engine.settings.receipts is not None else ():
+            receipt.save(Path(engine.settings.receipts or "").expanduser() / f"{receipt.name}.json")
+        return [receipt.as_json() for receipt in made]
+
+    try:
+        made = await engine.run_in_thread(make)
+    except (InvalidRequest, OSError) as error:
+        return {"receipt": None, "receipt_error": str(error)}
+    return {"receipt": made[0]} if len(made) == 1 else {"receipts": made}

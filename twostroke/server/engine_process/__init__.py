@@ -5,8 +5,7 @@ codec.py        messages as bytes: what both sides have goes by its name, values
 hollow.py       an `LLM` without weights, which is all that routes need
 host.py         the engine's side: it serves one connection
 main.py         the life of the process
-launch.py       starting it, and why it ended
-spare.py        the next one, which has its imports done
+launch.py       starting it, why it ended, and the next one, which has its imports done
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
 replicas.py     several processes of one model, and which one gets a request

@@ -16,6 +16,7 @@ from twostroke.server.engine_requests import (
     engine_requests,
     infill_ends,
     infill_prompt,
+    with_receipt,
 )
 from twostroke.server.generate import generate
 from twostroke.server.llamacpp.answers import LlamaCppAnswer
@@ -24,7 +25,6 @@ from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.common import salt_bytes
-from twostroke.server.receipts import with_receipt
 
 router = APIRouter()
 

@@ -7,9 +7,8 @@ from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
 from twostroke.server.openai.schemas.chat import ChatPrompt
-from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.common import GenerateBody, described
 from twostroke.server.openai.schemas.completions import prompts
-from twostroke.server.openai.schemas.sampling import described
 
 # llama.cpp's defaults, which a model's own come before.
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

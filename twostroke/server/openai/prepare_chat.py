@@ -28,12 +28,12 @@ from twostroke.server.engine_requests import (
     engine_requests,
     require_plain,
     truncated,
+    with_receipt,
 )
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
 from twostroke.server.openai.schemas.common import salt_bytes
-from twostroke.server.receipts import with_receipt
 from twostroke.server.tools.parser import parser_factory
 
 NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"

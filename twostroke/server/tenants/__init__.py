@@ -1,5 +1,5 @@
 """Who calls the server: keys with names, what each may use, and what it has used.
 
 key_file      what a file of keys says            api_keys      the accepted keys, read again when the file changes
-token_bucket  an amount a minute                  tenant        a name's limits and use, and one call of it
+tenant        a name's limits and use, and one call of it
 """

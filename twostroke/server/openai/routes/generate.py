@@ -20,6 +20,7 @@ from twostroke.server.engine_requests import (
     infill_ends,
     infill_prompt,
     truncated,
+    with_receipt,
 )
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
@@ -31,7 +32,6 @@ from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.receipts import with_receipt
 
 router = APIRouter(prefix="/v1")
 

@@ -9,11 +9,10 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.models.checkpoints.chat_templates import variables_of
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.base_model import Neutral, whole_number
-from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
+from twostroke.server.openai.schemas.common import GenerateBody, described
 from twostroke.server.openai.schemas.content import NAME, MessageWithParts
 from twostroke.server.openai.schemas.reasoning import UNUSED, ReasoningFields
-from twostroke.server.openai.schemas.sampling import described
 
 
 class CalledFunction(LenientModel):

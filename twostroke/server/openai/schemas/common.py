@@ -1,23 +1,40 @@
-"""The fields that the bodies of all generating endpoints share."""
+"""The fields that the bodies of all generating endpoints share; of sampling as `sampling/params.py` declares them."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from twostroke.errors import InvalidRequest
-from twostroke.fields import rules
+from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.active_call import CallOptions
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
-from twostroke.server.openai.schemas.sampling import declared
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, listed, whole_number
 from twostroke.server.tenants.tenant import current_tenant
 
-__all__ = ["GenerateBody", "JsonSchema", "LenientModel", "ResponseFormat", "StreamOptions", "TokenId"]
-
-
+# Where the API differs: another default, as OpenAI has it, or a narrower range.
+PENALTY: dict[str, Any] = {"ge": -2, "le": 2}
+CHANGES: dict[str, dict[str, Any]] = {
+    "temperature": {"default": 1.0},
+    "top_k": {"ge": -1},  # vLLM's clients send -1 for all
+    "repetition_penalty": {"gt": 0, "ge": None},
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "stop": {"max_length": 64},
+    "stop_token_ids": {"max_length": 1000},
+    "allowed_token_ids": {"min_length": 1, "max_length": 1 << 18},
+    "bad_words": {"max_length": 256},
+}
+_ITEMS: dict[str, Any] = {
+    "stop": Annotated[str, Field(min_length=1, max_length=1000)],
+    "stop_token_ids": TokenId,
+    "allowed_token_ids": TokenId,
+    "bad_words": Annotated[str, Field(min_length=1, max_length=1000)],
+    "logit_bias": Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)],
+}
 # KV is found again only by requests with the same salt (vLLM's field). It never leaves the pool and the host.
 CacheSalt = Annotated[str | None, Field(min_length=1, max_length=1024)]
 
@@ -65,9 +82,41 @@ class ResponseFormat(LenientModel):
         return self
 
 
+def described(name: str, **changes: Any) -> FieldInfo:
+    """A sampling field's help text and range, for a schema; `changes` narrow it."""
+    rule = rules(SamplingParams)[name]
+    bounds: dict[str, Any] = {"ge": rule.least, "le": rule.most, "gt": rule.above, "lt": rule.below}
+    bounds = {key: value for key, value in bounds.items() if value is not None and abs(value) < LARGE}
+    if rule.kind is float:
+        bounds["allow_inf_nan"] = False
+    return Field(
+        description=rule.help, **{key: value for key, value in (bounds | changes).items() if value is not None}
+    )
+
+
+def _declared(name: str) -> tuple[Any, Any]:
+    """A field of a pydantic model: its type and its default."""
+    rule, changes = rules(SamplingParams)[name], dict(CHANGES.get(name, {}))
+    default = changes.pop("default", getattr(SamplingParams, name, None))
+    kind = _kind(name, rule)
+    annotated = Annotated[kind | None if rule.optional else kind, described(name, **changes)]
+    if rule.kind.__name__ == "int":
+        annotated = Annotated[annotated, BeforeValidator(whole_number)]
+    if name == "stop":  # one text is a list of one
+        annotated = Annotated[annotated, BeforeValidator(listed)]
+    empty = {tuple: list, dict: dict}.get(rule.kind)
+    return annotated, default if empty is None else Field(default_factory=empty)
+
+
+def _kind(name: str, rule: Rule) -> Any:
+    if rule.kind is tuple:
+        return list[_ITEMS[name]]
+    return dict[str, _ITEMS[name]] if rule.kind is dict else rule.kind
+
+
 # Each endpoint declares these by itself.
 _OWN = {"max_tokens", "logprobs", "constraint", "reader"}
-_SAMPLING = {name: declared(name) for name in rules(SamplingParams) if name not in _OWN}
+_SAMPLING = {name: _declared(name) for name in rules(SamplingParams) if name not in _OWN}
 _SamplingFields: Any = create_model("SamplingFields", __base__=LenientModel, **_SAMPLING)  # pyright: ignore
 
 

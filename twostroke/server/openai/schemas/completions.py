@@ -7,8 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import Neutral, whole_number
-from twostroke.server.openai.schemas.common import GenerateBody
-from twostroke.server.openai.schemas.sampling import described
+from twostroke.server.openai.schemas.common import GenerateBody, described
 
 MAX_PROMPTS = 2048  # prompts in one request
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.base_model import Neutral, whole_number
-from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
+from twostroke.server.openai.schemas.common import GenerateBody, described
 from twostroke.server.openai.schemas.reasoning import ReasoningFields
-from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
 

@@ -11,7 +11,7 @@ import typer
 from twostroke.cli.method_options import MethodModule, load_method_modules
 from twostroke.cli.options import JsonFlag, ModelOptions, options_of, spread
 from twostroke.cli.parsers import parse_pairs, without_password
-from twostroke.cli.report import note, print_json, print_lines, stderr_console, table_of
+from twostroke.cli.report import note, print_json, print_lines, progress_bar, table_of
 from twostroke.fields import rules
 from twostroke.study.evaluate.options import EvaluationOptions
 from twostroke.study.evaluate.task import Task
@@ -180,13 +180,8 @@ def evaluate(
 
 def run(evaluation: "Evaluation", directory: Path | None) -> "list[ItemRecords]":
     """Run the evaluation; a terminal on stderr shows a progress bar."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = stderr_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("items", total=len(evaluation.cases))
-        return evaluation.run(directory, lambda done: bar.update(shown, completed=done))
+    with progress_bar("items", len(evaluation.cases)) as update:
+        return evaluation.run(directory, update)
 
 
 def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOptions) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from twostroke.cli.config import source_of
 from twostroke.cli.options import JsonFlag, spread
-from twostroke.cli.report import ProgressDisplay, StepProgress, print_json
+from twostroke.cli.report import ProgressDisplay, note, print_json, progress_bar, stderr_console
 from twostroke.errors import InvalidRequest
 from twostroke.system.extras import requires_extra
 
@@ -49,9 +49,16 @@ def prune(
     facts |= {"intermediate_size": [mlp_of(old).intermediate_size, mlp_of(kept).intermediate_size]}
     learned = None
     if distill:
-        with StepProgress(f"distilling {model}", distill) as steps:
+        quiet = not stderr_console().is_terminal
+        with progress_bar(f"distilling {model}", distill) as update:
+
+            def step(done: int, loss: float) -> None:
+                update(done, f", loss {loss:.3f}")
+                if quiet and done % max(1, distill // 10) == 0:
+                    note(f"step {done} of {distill}, loss {loss:.3f}")
+
             learned = distilling.distill(
-                checkpoint, directory, windows, distill, learning_rate=learning_rate, progress=steps
+                checkpoint, directory, windows, distill, learning_rate=learning_rate, progress=step
             )
     if as_json:
         distillation = {} if learned is None else {"distillation": {"steps": distill, **asdict(learned)}}

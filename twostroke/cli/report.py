@@ -77,14 +77,22 @@ def table_of(*columns: str, title: str = "", **settings: Any) -> "Table":
 
 
 @contextmanager
-def progress_bar(title: str, total: int) -> Generator[Callable[[], None]]:
-    """A bar on stderr where that is a terminal. Yields what is called when one more of `total` is done."""
-    from rich.progress import Progress
+def progress_bar(title: str, total: int) -> Generator[Callable[..., None]]:
+    """A bar on stderr where that is a terminal.
+
+    Yields what is called when one more of `total` is done, or with how many are; and with what else is told of them.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = stderr_console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+
+        def update(done: int | None = None, told: str = "") -> None:
+            bar.update(task, advance=1 if done is None else None, completed=done, description=title + told)
+
+        yield update
 
 
 def latency_table(facts: Mapping[str, Any], form: str) -> "Table":
@@ -231,33 +239,6 @@ class ProgressDisplay:
         self._progress.update(self._task, description=stage, completed=min(done, total), total=total)
         if done >= total and stage != self._stage:
             self._progress.refresh()
-
-
-class StepProgress:
-    """While it is open: a bar over steps, with the loss of each. Without a terminal, a line every tenth of them."""
-
-    def __init__(self, title: str, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._title, self._steps, self._console = title, steps, stderr_console()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        )
-        self._task = self._progress.add_task(title, total=steps)
-
-    def __enter__(self) -> "StepProgress":
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def __call__(self, done: int, loss: float) -> None:
-        """One more step is done."""
-        self._progress.update(self._task, completed=done, description=f"{self._title}, loss {loss:.3f}")
-        if not self._console.is_terminal and done % max(1, self._steps // 10) == 0:
-            note(f"step {done} of {self._steps}, loss {loss:.3f}")
 
 
 def _bar(console: "Console") -> "Progress":

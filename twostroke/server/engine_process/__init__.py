@@ -3,8 +3,7 @@
 messages.py     what the two processes say to each other
 codec.py        messages as bytes: what both sides have goes by its name, values stay where they are
 hollow.py       an `LLM` without weights, which is all that routes need
-host.py         the engine's side: it serves one connection
-main.py         the life of the process
+host.py         the process: it opens a model, and serves one connection
 launch.py       starting it, why it ended, and the next one, which has its imports done
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it

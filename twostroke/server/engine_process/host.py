@@ -1,8 +1,12 @@
-"""The engine's side of a connection: it runs what the server asks for, and tells it of every step in one message."""
+"""An engine's process: it opens a model, does what its server asks, tells it of every step, and never outlives it."""
 
+import ctypes
 import logging
+import os
 import pickle
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,11 +19,13 @@ from twostroke.api.llm import LLM
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.engine.step import Chunk, StepReport
-from twostroke.errors import EngineFailed, InvalidRequest
+from twostroke.errors import EngineFailed, InvalidRequest, TwostrokeError
 from twostroke.kv.kv_events import KvEventLog
+from twostroke.methods import load_installed, load_module
 from twostroke.server.engine_process.codec import EngineCodec
 from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.engine_process.messages import (
+    VERSION,
     Ask,
     AskReply,
     Beat,
@@ -28,16 +34,21 @@ from twostroke.server.engine_process.messages import (
     Failed,
     News,
     Opened,
+    OpenOptions,
     Release,
     RequestFacts,
     RequestNews,
     Stop,
 )
 from twostroke.server.engine_process.step_note import StepNote
+from twostroke.server.observability.logs import configure
 from twostroke.server.served_engine import LocalEngine
 
 log = logging.getLogger(__name__)
 BEAT_S = 0.5
+PR_SET_PDEATHSIG = 1  # prctl(2)
+FAILED = 70  # exit code: a step has failed, or the model cannot be opened; the server was told why
+SWITCH_INTERVAL_S = 0.001  # for sys.setswitchinterval: with Python's 0.005 a thread that reads messages delays steps
 
 
 class EngineHost:
@@ -179,3 +190,48 @@ def _bare(one: RequestNews) -> RequestNews:
     error = None if one.error is None else RuntimeError(f"{type(one.error).__name__}: {one.error}")
     facts = None if one.facts is None else replace(one.facts, result=None)
     return RequestNews(one.id, one.tokens, one.times, one.done, error, facts)
+
+
+def main(file: int, note: int, parent: int) -> None:
+    """Serve the connection of this file descriptor until it is closed; `parent` is the server's process."""
+    _die_with(parent)
+    for sig in (signal.SIGINT, signal.SIGTERM):  # the server says when to end; a service manager signals both
+        signal.signal(sig, signal.SIG_IGN)
+    with Connection(file) as pipe:
+        try:
+            options: OpenOptions = pickle.loads(pipe.recv_bytes())
+        except EOFError:  # the server has ended before it was ready
+            sys.exit(0)
+        try:
+            if options.log_format == "json":
+                configure("json")
+            if options.version != VERSION:
+                raise EngineFailed("this installation was changed while the server ran: start the server again")
+            if options.cores:
+                os.sched_setaffinity(0, options.cores)
+            load_installed()
+            for source in options.methods:
+                load_module(source)
+            llm = options.opener(**options.arguments)
+        except (TwostrokeError, OSError, MemoryError) as error:
+            told = error if isinstance(error, TwostrokeError) else EngineFailed(f"{type(error).__name__}: {error}")
+            pipe.send_bytes(pickle.dumps(Failed(told)))
+            sys.exit(FAILED)
+        if options.log_format == "text":
+            configure("text")  # from here on: until now people read notes
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            stopped = EngineHost(llm, pipe, StepNote(note), options.generation, options.tells_pages).serve()
+        except EngineFailed:
+            os._exit(FAILED)
+        if stopped:
+            llm.close()  # what waits to be written to a tier is written
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel end this process when the server's ends, however it does (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

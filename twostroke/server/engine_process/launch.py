@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PATH_CODE = "import sys; sys.path[:] = {path!r}\n"
 START_CODE = """
 try:
-    from twostroke.server.engine_process.main import main
+    from twostroke.server.engine_process.host import main
     __import__({opener!r})
 except ModuleNotFoundError:
     sys.exit(1)  # the server lacks it too, and says so

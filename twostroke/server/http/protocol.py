@@ -1,24 +1,27 @@
 """HTTP/1.1 connections that do not wait for ever, and end in order when a client sends what is no HTTP.
 
 uvicorn limits how long a connection may be idle behind a response, and nothing else: it waits without limit for the
-first request, and for the rest of headers that have begun. Bodies are the middleware's to limit, and clients that do
-not read are `write_deadline`'s.
+first request, for the rest of headers that have begun, and for clients that do not read. Bodies are the middleware's to
+limit.
 """
 
 import asyncio
 import contextlib
+import fcntl
+import struct
+import termios
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import raw_response
-from twostroke.server.http.write_deadline import WriteDeadline
 
 if TYPE_CHECKING:
     Base = H11Protocol
 else:
     Base = object
+LOOKS = 4  # at what a client has not taken, in the time that is allowed
 
 
 class _HeaderDeadline(Base):
@@ -97,10 +100,71 @@ class _MalformedRequest(Base):
             self.send_400_response("")
 
 
+class _WriteDeadline(Base):
+    """Aborts a connection that has taken nothing of what waits for `write_timeout_s`; its call ends as if it had left.
+
+    What a client does not read waits in the system's buffers, and then in this process: 64 KiB, beyond which its answer
+    is not written on, while the engine makes its tokens. So such a client would hold a place and memory for ever.
+
+    A reader that is slow and takes something in that time stays.
+    """
+
+    write_timeout_s: float
+    _next_look: asyncio.TimerHandle | None = None
+    _waiting_bytes = 0
+    _taken_at = 0.0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Look again and again until nothing waits."""
+        if self._next_look is None and self.transport.get_write_buffer_size():
+            self._waiting_bytes, self._taken_at = 0, self.loop.time()
+            self._look()
+
+    @property
+    def _untaken_bytes(self) -> int:
+        """What waits in this process, and what the system has and the client has not confirmed (Linux).
+
+        The system takes more only when a good part of its megabytes has gone, which with a slow reader takes long.
+        """
+        count = struct.pack("i", 0)
+        try:
+            file = self.transport.get_extra_info("socket").fileno()
+            (held,) = struct.unpack("i", fcntl.ioctl(file, termios.TIOCOUTQ, count))
+        except OSError:
+            held = 0
+        return self.transport.get_write_buffer_size() + held
+
+    def _look(self) -> None:
+        self._next_look = None
+        if not self.transport.get_write_buffer_size():
+            return
+        waiting, now = self._untaken_bytes, self.loop.time()
+        if waiting != self._waiting_bytes:
+            self._waiting_bytes, self._taken_at = waiting, now
+        elif now - self._taken_at >= self.write_timeout_s:
+            transport: Any = self.transport
+            transport.abort()
+            return
+        self._next_look = self.loop.call_later(self.write_timeout_s / LOOKS, self._look)
+
+
 def protocol_class(header_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
     """uvicorn's protocol, the quicker one if its parser is installed, with the time limits and ends in order."""
     kind: Any = H11Protocol
     with contextlib.suppress(ImportError):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
     limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
-    return type("InTime", (_HeaderDeadline, _MalformedRequest, WriteDeadline, kind), limits)
+    return type("InTime", (_HeaderDeadline, _MalformedRequest, _WriteDeadline, kind), limits)

@@ -26,7 +26,7 @@ from twostroke.engine.options import FIRST_LAYERS
 from twostroke.engine.request import Request
 from twostroke.methods import Method, Passages, Plain, Prompt
 from twostroke.models.checkpoints.chat_passages import PASSAGE, PassageTokens, encode_chat
-from twostroke.server.contexts.context import holding
+from twostroke.server.contexts.held_kv import holding
 from twostroke.study.evaluate.task import random_stream
 from twostroke.study.evaluate.tasks.ruler import drawn_words, essay, fill, hidden, number
 

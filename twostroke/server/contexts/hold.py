@@ -14,8 +14,9 @@ from twostroke.api.request_maker import NO_ANSWER
 from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.contexts.context import Context, HeldKV, holding
+from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.held_kv import HeldKV, holding
 from twostroke.server.contexts.schemas import TTL_S, ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError

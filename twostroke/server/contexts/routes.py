@@ -12,8 +12,9 @@ from fastapi import Request as HttpRequest
 
 from twostroke.kv.pages import DISK
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
-from twostroke.server.contexts.context import Context, tiers_of
+from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.held_kv import tiers_of
 from twostroke.server.contexts.hold import find_context, hold
 from twostroke.server.contexts.schemas import ContextBody, ForkBody, LifeBody
 from twostroke.server.engine_requests import choose_method

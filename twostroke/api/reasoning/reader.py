@@ -185,10 +185,10 @@ def arriving(text: str, mark: str) -> int:
 
 
 def _tell(found: list[AnswerSpan], written: str, thought: str = "", answer: str = "") -> None:
-    """Tell a stretch, unless it is empty, and what is shown of it."""
-    pieces = (*([ThoughtText(thought)] if thought else ()), *([PlainText(answer)] if answer else ()))
+    """Tell a stretch, unless it is empty, and what is shown of it, in the thought or in the answer."""
     if written:
-        found.append(AnswerSpan(written, bool(answer), pieces))
+        shown = (PlainText(answer),) if answer else (ThoughtText(thought),) if thought else ()
+        found.append(AnswerSpan(written, bool(answer), shown))
 
 
 def parts_of(spans: Iterable[AnswerSpan]) -> tuple[str, str]:

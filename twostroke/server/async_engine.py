@@ -25,7 +25,7 @@ from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.errors import ApiError, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.observability.metrics import Metrics, engine_families, join_families
-from twostroke.server.observability.tracing import Tracer
+from twostroke.server.observability.tracing import record_spans
 from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
 
@@ -60,7 +60,6 @@ class AsyncEngine:
         )
         self.leaving = self.draining = False
         self.output_tokens = 0  # how many were made so far
-        self._tracer = Tracer(self.name)
         self._active_calls: set[ActiveCall] = set()
         self._choices_in_flight = 0  # choices in flight
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="server")
@@ -224,7 +223,7 @@ class AsyncEngine:
     def _finished(self, update: Update) -> None:
         request = update.request
         self.metrics.finished(request, update.error)
-        self._tracer.record(request, update.owner.trace, update.error, update.owner.abort_reason)
+        record_spans(self.name, request, update.owner.trace, update.error, update.owner.abort_reason)
         if update.error is None and not request.cancelled and request.timings.finished is not None:
             self._mean_request_s += 0.2 * (request.timings.finished - request.timings.arrival - self._mean_request_s)
 

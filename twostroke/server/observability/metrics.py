@@ -44,36 +44,24 @@ class RequestHistogram:
     values: Callable[[Request], Iterable[float]]
 
 
-def _between(
-    start: Callable[[Request], float | None], stop: Callable[[Request], float | None]
-) -> Callable[..., list[float]]:
-    """The seconds between two events, where both have happened."""
+def _moments(request: Request) -> dict[str, float | None]:
+    """When things have happened, in seconds."""
+    times, completed = request.timings, not request.cancelled and request.error is None
+    tokens = times.tokens if times.scheduled is not None else ()
+    first, last = (tokens[0], tokens[-1]) if tokens else (None, None)
+    ends = {"first": first, "last": last, "completed": times.finished if completed else None}
+    return {"arrival": times.arrival, "scheduled": times.scheduled, **ends}
+
+
+def _between(start: str, stop: str) -> Callable[[Request], list[float]]:
+    """The seconds between two moments, where both have come."""
 
     def values(request: Request) -> list[float]:
-        first, last = start(request), stop(request)
+        moments = _moments(request)
+        first, last = moments[start], moments[stop]
         return [] if first is None or last is None else [last - first]
 
     return values
-
-
-def _arrival(request: Request) -> float:
-    return request.timings.arrival
-
-
-def _scheduled(request: Request) -> float | None:
-    return request.timings.scheduled
-
-
-def _first(request: Request) -> float | None:
-    return request.timings.tokens[0] if request.timings.tokens and request.timings.scheduled is not None else None
-
-
-def _last(request: Request) -> float | None:
-    return request.timings.tokens[-1] if request.timings.tokens and request.timings.scheduled is not None else None
-
-
-def _completed(request: Request) -> float | None:
-    return None if request.cancelled or request.error is not None else request.timings.finished
 
 
 def _gaps(request: Request) -> list[float]:
@@ -86,16 +74,16 @@ def _tpot(request: Request) -> list[float]:
 
 
 REQUEST_HISTOGRAMS = (
-    RequestHistogram("time_to_first_token_seconds", "First token - arrival", LONG, _between(_arrival, _first)),
+    RequestHistogram("time_to_first_token_seconds", "First token - arrival", LONG, _between("arrival", "first")),
     RequestHistogram("inter_token_latency_seconds", "Every gap between consecutive tokens", SHORT, _gaps),
     RequestHistogram("time_per_output_token_seconds", "(last - first) / (n - 1)", SHORT, _tpot),
     RequestHistogram(
-        "request_seconds", "End - arrival, of requests that were completed", LONG, _between(_arrival, _completed)
+        "request_seconds", "End - arrival, of requests that were completed", LONG, _between("arrival", "completed")
     ),
-    RequestHistogram("queue_seconds", "Start - arrival", LONG, _between(_arrival, _scheduled)),
-    RequestHistogram("prefill_seconds", "First token - start", LONG, _between(_scheduled, _first)),
-    RequestHistogram("decode_seconds", "Last token - first token", LONG, _between(_first, _last)),
-    RequestHistogram("inference_seconds", "Last token - start", LONG, _between(_scheduled, _last)),
+    RequestHistogram("queue_seconds", "Start - arrival", LONG, _between("arrival", "scheduled")),
+    RequestHistogram("prefill_seconds", "First token - start", LONG, _between("scheduled", "first")),
+    RequestHistogram("decode_seconds", "Last token - first token", LONG, _between("first", "last")),
+    RequestHistogram("inference_seconds", "Last token - start", LONG, _between("scheduled", "last")),
     RequestHistogram("request_prompt_tokens", "Tokens of each prompt", TOKENS, lambda request: [request.prompt_tokens]),
     RequestHistogram(
         "request_output_tokens",

@@ -51,66 +51,65 @@ class CallTrace:
         self.response_id: str | None = None  # the id of the answer
 
 
-class Tracer:
-    """Records spans when a request has ended, from the times that its timings hold."""
+def record_spans(
+    model: str, request: Request, call: CallTrace, error: Exception | None, aborted: Exception | None
+) -> None:
+    """Record the spans of a prompt that is done, from the times that its timings hold.
 
-    def __init__(self, model: str) -> None:
-        """`model` is what clients call the model."""
-        self._model = model
+    `model` is what clients call the model; `aborted` is why the prompt was cancelled, if it was.
+    """
+    if _api is None:
+        return
+    timings = request.timings
+    # Timings use perf_counter; spans use the wall clock, in nanoseconds.
+    offset = time.time() - time.perf_counter()
 
-    def record(self, request: Request, call: CallTrace, error: Exception | None, aborted: Exception | None) -> None:
-        """Record the spans of a prompt that is done. `aborted` is why it was cancelled, if it was."""
-        if _api is None:
-            return
-        timings = request.timings
-        # Timings use perf_counter; spans use the wall clock, in nanoseconds.
-        offset = time.time() - time.perf_counter()
+    def at(moment: float) -> int:
+        return int((moment + offset) * 1e9)
 
-        def at(moment: float) -> int:
-            return int((moment + offset) * 1e9)
+    tracer = _api.get_tracer("twostroke")
+    span = tracer.start_span(
+        f"{call.operation} {model}",
+        context=call.context,
+        kind=_api.SpanKind.INTERNAL if call.inside else _api.SpanKind.SERVER,
+        start_time=at(timings.arrival),
+        attributes=_attributes(model, request, call, error),
+    )
+    if (reason := error or (aborted if request.cancelled else None)) is not None:
+        span.set_attribute("error.type", getattr(reason, "code", None) or type(reason).__name__)
+        span.set_status(_api.Status(_api.StatusCode.ERROR, str(reason)))
+    inside = _api.set_span_in_context(span, call.context)
+    first, last = (timings.tokens[0], timings.tokens[-1]) if timings.tokens else (None, None)
+    stages = (
+        ("queue", timings.arrival, timings.scheduled),
+        ("prefill", timings.scheduled, first),
+        ("decode", first, last),
+    )
+    for name, start, stop in stages:
+        if start is not None and stop is not None:
+            tracer.start_span(name, context=inside, start_time=at(start)).end(end_time=at(stop))
+    span.end(end_time=at(timings.finished or time.perf_counter()))
 
-        tracer = _api.get_tracer("twostroke")
-        span = tracer.start_span(
-            f"{call.operation} {self._model}",
-            context=call.context,
-            kind=_api.SpanKind.INTERNAL if call.inside else _api.SpanKind.SERVER,
-            start_time=at(timings.arrival),
-            attributes=self._attributes(request, call, error),
-        )
-        if (reason := error or (aborted if request.cancelled else None)) is not None:
-            span.set_attribute("error.type", getattr(reason, "code", None) or type(reason).__name__)
-            span.set_status(_api.Status(_api.StatusCode.ERROR, str(reason)))
-        inside = _api.set_span_in_context(span, call.context)
-        first, last = (timings.tokens[0], timings.tokens[-1]) if timings.tokens else (None, None)
-        stages = (
-            ("queue", timings.arrival, timings.scheduled),
-            ("prefill", timings.scheduled, first),
-            ("decode", first, last),
-        )
-        for name, start, stop in stages:
-            if start is not None and stop is not None:
-                tracer.start_span(name, context=inside, start_time=at(start)).end(end_time=at(stop))
-        span.end(end_time=at(timings.finished or time.perf_counter()))
 
-    def _attributes(self, request: Request, call: CallTrace, error: Exception | None) -> dict[str, Any]:
-        params = request.params
-        attributes = {
-            "gen_ai.operation.name": call.operation,
-            "gen_ai.provider.name": "twostroke",
-            "gen_ai.request.model": self._model,
-            "gen_ai.request.temperature": float(params.temperature),
-            "gen_ai.request.top_p": float(params.top_p),
-            "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.choice.count": params.n if params.n > 1 else None,
-            "gen_ai.response.model": self._model,
-            "gen_ai.response.id": call.response_id,
-            "gen_ai.response.finish_reasons": finish_reasons(request, error),
-            "gen_ai.usage.input_tokens": request.prompt_tokens,
-            "gen_ai.usage.output_tokens": output_tokens(request),
-            "twostroke.request_id": call.request_id,
-            "twostroke.outcome": outcome(request, error),
-            "twostroke.preemptions": request.preemptions,
-            "twostroke.cached_tokens": request.cached_tokens,
-            **{f"twostroke.cached_tokens.{tier}": request.cached_by_tier[tier] for tier in TIERS},
-        }
-        return {name: value for name, value in attributes.items() if value is not None}
+def _attributes(model: str, request: Request, call: CallTrace, error: Exception | None) -> dict[str, Any]:
+    params = request.params
+    attributes = {
+        "gen_ai.operation.name": call.operation,
+        "gen_ai.provider.name": "twostroke",
+        "gen_ai.request.model": model,
+        "gen_ai.request.temperature": float(params.temperature),
+        "gen_ai.request.top_p": float(params.top_p),
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.choice.count": params.n if params.n > 1 else None,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": call.response_id,
+        "gen_ai.response.finish_reasons": finish_reasons(request, error),
+        "gen_ai.usage.input_tokens": request.prompt_tokens,
+        "gen_ai.usage.output_tokens": output_tokens(request),
+        "twostroke.request_id": call.request_id,
+        "twostroke.outcome": outcome(request, error),
+        "twostroke.preemptions": request.preemptions,
+        "twostroke.cached_tokens": request.cached_tokens,
+        **{f"twostroke.cached_tokens.{tier}": request.cached_by_tier[tier] for tier in TIERS},
+    }
+    return {name: value for name, value in attributes.items() if value is not None}

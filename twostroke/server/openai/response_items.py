@@ -8,7 +8,7 @@ from typing import Any
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.prepare_chat import chat_body
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.common import ChatFields, GenerateBody
 from twostroke.server.openai.schemas.content import CONTEXT, joined
 from twostroke.server.openai.schemas.reasoning import ReasoningFields
 from twostroke.server.openai.schemas.responses import ResponsesBody
@@ -45,21 +45,15 @@ def chat_from_items(
     Raises:
         ApiError: for items or choices that cannot be read.
     """
-    shared = body.model_fields_set & (GenerateBody.model_fields | ReasoningFields.model_fields).keys() - {
-        "stream_options"
-    }
+    shared = GenerateBody.model_fields | ReasoningFields.model_fields | ChatFields.model_fields
+    given = body.model_fields_set & shared.keys() - {"stream_options"}
     names, choice = _choice(body.tool_choice, offers, warnings)
-    fields: dict[str, Any] = {name: getattr(body, name) for name in shared} | {
+    fields: dict[str, Any] = {name: getattr(body, name) for name in given} | {
         "messages": _with_instructions(body, [*_messages(history, []), *_messages(items, warnings)]),
         "tools": [{"type": "function", "function": offers[name].function} for name in names],
         "tool_choice": choice,
-        "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "truncation": body.truncation,
-        "sinks": body.sinks,
-        "passage_budget": body.passage_budget,
         "logprobs": body.wants_logprobs,
-        "top_logprobs": body.top_logprobs,
     }
     if body.max_output_tokens is not None:
         fields["max_tokens"] = body.max_output_tokens

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from twostroke.models.checkpoints.chat_templates import variables_of
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
-from twostroke.server.openai.schemas.common import GenerateBody, described
+from twostroke.server.openai.schemas.common import ChatFields, GenerateBody, described
 from twostroke.server.openai.schemas.content import NAME, MessageWithParts
 from twostroke.server.openai.schemas.reasoning import UNUSED, ReasoningFields
 
@@ -201,7 +201,7 @@ def _flag_or_name(value: Any) -> Any:
     raise ValueError("true, or a name of 1 to 128 letters, digits, _, . and -")
 
 
-class ChatBody(ChatPrompt, GenerateBody):
+class ChatBody(ChatFields, ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
@@ -214,13 +214,6 @@ class ChatBody(ChatPrompt, GenerateBody):
     max_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole_number)] = None
     max_completion_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole_number)] = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole_number)] = 0
-    parallel_tool_calls: bool = True
-    # What goes where the context has no room: nothing, the oldest turns (as in OpenAI's responses), or KV entries that
-    # lie between the first and a window of the last. Without it, the server's own default.
-    truncation: Literal["auto", "window", "disabled"] | None = None
-    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
-    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
     # Put the conversation with its answer under a name, this one or a new one: a context to go on from and to fork.
     keep: Annotated[Any, BeforeValidator(_flag_or_name)] = False

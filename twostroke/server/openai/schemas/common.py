@@ -177,6 +177,18 @@ class GenerateBody(_SamplingFields):
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, constraint=constraint, **fields)
 
 
+class ChatFields(LenientModel):
+    """What chat completions and responses share about a conversation."""
+
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole_number)] = 0
+    parallel_tool_calls: bool = True
+    # What goes where the context has no room: nothing, the oldest turns (as in OpenAI's responses), or KV entries that
+    # lie between the first and a window of the last. Without it, the server's own default.
+    truncation: Literal["auto", "window", "disabled"] | None = None
+    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
+    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
+
+
 def _by_id(biases: Mapping[str, float]) -> dict[int, float]:
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in biases):
         raise InvalidRequest("logit_bias must be an object from token ids to numbers")

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
-from twostroke.server.openai.schemas.common import GenerateBody, described
+from twostroke.server.openai.schemas.common import ChatFields, GenerateBody, described
 from twostroke.server.openai.schemas.reasoning import ReasoningFields
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
@@ -51,7 +51,7 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "type": "item_reference" if "id" in item and "role" not in item else "message"}
 
 
-class ResponsesBody(ReasoningFields, GenerateBody):
+class ResponsesBody(ChatFields, ReasoningFields, GenerateBody):
     """Answer an input. `items.py` says which items, tools and choices are read."""
 
     LIMIT: ClassVar[str] = "max_output_tokens"
@@ -74,12 +74,7 @@ class ResponsesBody(ReasoningFields, GenerateBody):
     text: TextOptions = TextOptions()
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
-    parallel_tool_calls: bool = True
-    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole_number)] = 0
     include: list[str] = Field(default_factory=list)
-    truncation: Literal["auto", "window", "disabled"] | None = None
-    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
-    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # Without effect; the response repeats them.

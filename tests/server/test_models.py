@@ -26,7 +26,7 @@ from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.messages import OpenOptions
 from twostroke.server.lifecycle import http_server
 from twostroke.server.models.app import create_models_app
-from twostroke.server.models.asked_model import AskedModel, seconds_of
+from twostroke.server.models.dispatcher import AskedModel, seconds_of
 from twostroke.server.models.settings import SharingSettings
 from twostroke.server.models.source import ModelSource
 from twostroke.server.settings import Settings

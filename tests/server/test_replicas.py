@@ -17,7 +17,7 @@ from tests.server.conftest import eventually
 from tests.server.test_engine_process import BODIES, CHAT, away, events, kill, plain, served
 from tests.server.wire import in_a_process, launch
 from twostroke.server.engine_process import remote
-from twostroke.server.engine_process.launch import Launched
+from twostroke.server.engine_process.launch import EngineProcess
 from twostroke.server.engine_process.replicas import ReplicatedEngine
 
 PATH = "/v1/chat/completions"
@@ -192,7 +192,7 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
     broken = threading.Event()
     start = launch(str(native_directory), tells_pages=True)
 
-    def fragile(generation: int, kv_bytes: int | None = None) -> Launched:
+    def fragile(generation: int, kv_bytes: int | None = None) -> EngineProcess:
         if broken.is_set():
             raise OSError("no memory")
         return start(generation, kv_bytes)

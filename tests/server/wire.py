@@ -3,7 +3,7 @@
 import socket
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from tests.server.long_answers import unhurried
 from twostroke.api.llm import LLM
@@ -17,7 +17,7 @@ from twostroke.server.engine_process.step_note import StepNote
 
 
 class HostThread:
-    """Stands for a process."""
+    """Stands for an `EngineProcess`."""
 
     pid = 0
 
@@ -50,7 +50,7 @@ class HostThread:
 
 def over_the_wire(llm: LLM) -> RemoteEngine:
     """The engine of `llm`, which has no process to lose."""
-    return RemoteEngine(LinkOpener(lambda generation, kv_bytes=None: HostThread(llm, generation)))
+    return RemoteEngine(LinkOpener(lambda generation, kv_bytes=None: cast("Any", HostThread(llm, generation))))
 
 
 def open_llm(**options: Any) -> LLM:

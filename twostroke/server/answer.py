@@ -15,7 +15,7 @@ from twostroke.kv.pages import TIERS
 from twostroke.methods.method import method_facts
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.errors import ApiError
-from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.parser import ChoiceParser
 
 MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
 

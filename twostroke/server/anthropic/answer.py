@@ -11,7 +11,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, counted
 from twostroke.server.error_responses import anthropic_body
 from twostroke.server.errors import ApiError
-from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.parser import ChoiceParser
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 

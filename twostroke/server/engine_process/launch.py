@@ -37,30 +37,10 @@ DELAY_S = 5.0  # after one was taken, so that the next one's imports do not slow
 STOP_S = 60.0  # seconds that it may take to close the model, which writes what waits for a tier
 
 
-class Launched(Protocol):
-    """A process that was started, or what stands for one in tests."""
-
-    pipe: Connection
-    note: StepNote
-    pid: int
-
-    def send(self, data: bytes) -> None:
-        """Raises OSError if it has ended. Any thread may call it."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once, which who reads from it will see."""
-        ...
-
-    def end(self, patience_s: float) -> str:
-        """Wait until it has ended, and end it then. Returns how it ended, in words."""
-        ...
-
-
 class Launch(Protocol):
     """Starts a process, the one with this number; `kv_bytes`: what its pool takes where the options leave it open."""
 
-    def __call__(self, generation: int, kv_bytes: int | None = None) -> Launched: ...
+    def __call__(self, generation: int, kv_bytes: int | None = None) -> "EngineProcess": ...
 
 
 class ChildProcess:
@@ -89,13 +69,16 @@ class ChildProcess:
         return self._process.poll() is None
 
     def send(self, data: bytes) -> None:
+        """Raises OSError if it has ended. Any thread may call it."""
         with self._sending:
             self.pipe.send_bytes(data)
 
     def kill(self) -> None:
+        """End it at once, which who reads from it will see."""
         self._process.kill()
 
     def end(self, patience_s: float) -> str:
+        """Wait until it has ended, and end it then. Returns how it ended, in words."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._process.kill()

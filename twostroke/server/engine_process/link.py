@@ -11,7 +11,7 @@ from twostroke.api.llm import LLM
 from twostroke.errors import EngineFailed
 from twostroke.server.engine_process.codec import ServerCodec
 from twostroke.server.engine_process.in_flight import InFlight
-from twostroke.server.engine_process.launch import Launch, Launched
+from twostroke.server.engine_process.launch import EngineProcess, Launch
 from twostroke.server.engine_process.messages import Failed, Opened, Release
 
 END_S = 5.0  # seconds that a process may take to end once its connection is closed
@@ -24,7 +24,7 @@ class ModelChanged(EngineFailed):
 class ProcessLink:
     """One process and what goes to it: a thread sends, so that nobody waits for a process that is busy."""
 
-    def __init__(self, process: Launched, generation: int, known: LLM | None = None) -> None:
+    def __init__(self, process: EngineProcess, generation: int, known: LLM | None = None) -> None:
         """Wait until the model is open. Raises what the process says, or EngineFailed if it dies.
 
         `known`: the model as an earlier process has described it. Whoever holds that means this process's by it.

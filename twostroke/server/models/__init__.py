@@ -4,8 +4,7 @@ settings.py     how much memory they may take together, and when one leaves
 source.py       what a model is opened from, and what is known of it before
 served_model.py one model: its engine, its routes, and the calls that it has
 served_models.py all of them: loading, room for the next one, unloading
-asked_model.py  which model a call names, and for how long it should stay
-dispatcher.py   from a call to the routes of its model
+dispatcher.py   which model a call names, for how long it should stay, and from the call to its routes
 downloads.py    models that are fetched and removed while the server runs
 routes.py       the routes that belong to no model, and the numbers of all models
 app.py          the application

@@ -15,7 +15,7 @@ from twostroke.server.answer import Answer
 from twostroke.server.error_responses import ollama_body
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.answers.logprobs import entry
-from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.parser import ChoiceParser
 
 
 class OllamaAnswer(Answer):

@@ -6,8 +6,7 @@ text_buffer     the text that has arrived, and the interface of a format that re
                 json_calls      objects with a name and arguments, or behind a name in markup
                 pythonic        Python's calls
                 tagged          parameters between tags, and markup that is neither call nor text
-parser          parses calls out of a text, in the formats of its model
-choice_parser   parses one choice's tokens
+parser          parses calls out of a text, in the formats of its model, and one choice's tokens
 grammars        the grammar that constrains an answer which may call tools
 """
 

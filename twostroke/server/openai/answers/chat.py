@@ -10,7 +10,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, own_fields
 from twostroke.server.openai.answers.logprobs import entry, prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.parser import ChoiceParser
 
 _THOUGHT = ("reasoning_content", "reasoning")  # its names: DeepSeek's and vLLM's, and OpenRouter's
 

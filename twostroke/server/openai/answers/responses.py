@@ -15,7 +15,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.response_items import OfferedTool
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.parser import ChoiceParser
 
 Event = dict[str, Any]
 _PLAIN = OfferedTool({})

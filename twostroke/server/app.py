@@ -28,12 +28,10 @@ from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.responses import ClientDisconnected, gone
 from twostroke.server.http.rewriting import RewrittenCalls
-from twostroke.server.llamacpp import embedding, status
-from twostroke.server.llamacpp import generate as llamacpp
+from twostroke.server.llamacpp import routes as llamacpp
 from twostroke.server.observability.metrics import Metrics, ServerMetrics
-from twostroke.server.ollama import embed as ollama_embed
-from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
+from twostroke.server.ollama import routes as ollama
 from twostroke.server.openai.routes import generate, models, prefills, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import api_docs, study
@@ -47,7 +45,7 @@ from twostroke.server.tenants.tenant import LIMIT_HEADERS
 log = logging.getLogger(__name__)
 ROUTES = (
     *(generate, responses, contexts, models, tokens, prefills, anthropic, ollama),
-    *(ollama_models, ollama_embed, llamacpp, embedding, status, admin, page, study, api_docs),
+    *(ollama_models, llamacpp, admin, page, study, api_docs),
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {

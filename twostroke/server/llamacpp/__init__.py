@@ -1,5 +1,4 @@
 """llama.cpp's own API, as far as editors and small clients use it beside OpenAI's.
 
-schemas   what clients send      answers   what they get      generate /infill, /completion
-embedding /embedding      status    /props, /slots, /apply-template
+schemas   what clients send      answers   what they get      routes   the endpoints
 """

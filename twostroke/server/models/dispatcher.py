@@ -15,7 +15,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.paths import RouteTable
 from twostroke.server.http.responses import cancel_on_disconnect
 from twostroke.server.models.served_models import ServedModels
-from twostroke.server.ollama.generate import nothing_asked
+from twostroke.server.ollama.routes import nothing_asked
 
 # Calls that need no engine: they are answered from what stays when a model leaves.
 WITHOUT_ENGINE = ("/v1/responses/", "/methods", "/props", "/slots", "/page/", "/tokenize", "/detokenize", "/api/show")

@@ -1,6 +1,6 @@
-"""Ollama's API: /api/chat, /api/generate, and what its clients ask about models.
+"""Ollama's API: /api/chat, /api/generate, embeddings, and what its clients ask about models.
 
 schemas         what clients send              translate       into the server's own form of a conversation
-answers         what they get
-generate        /api/chat and /api/generate    models          the model that is served, and what cannot be done to it
+answers         what they get                  routes          the endpoints
+models          the model that is served, and what cannot be done to it
 """

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from tests.tiny import write_model
-from twostroke.api.embedding import BatchRoom
 from twostroke.api.llm import LLM
+from twostroke.api.prefills import BatchRoom
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 from twostroke.models.checkpoints.pooling import Pooling, directory_pooling, gguf_pooling

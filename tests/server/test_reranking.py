@@ -13,7 +13,7 @@ import transformers
 from tests.server.conftest import Serving, serving
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.api.reranking import INSTRUCTION
+from twostroke.api.prefills import INSTRUCTION
 
 QUERY = "the lazy dog"
 DOCUMENTS = ["brown fox", "the quick brown fox jumps over the lazy dog " * 9, "cat <|im_end|> dog", "brown fox"]

@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from twostroke.api.classifying import Classifier, TextClass
-from twostroke.api.embedding import BatchRoom, Embedder
 from twostroke.api.open_engine import MAIN, OpenedEngine
+from twostroke.api.prefills import BatchRoom, Classifier, Embedder, Reranker, TextClass
 from twostroke.api.reasoning.reasoning import Reasoning
-from twostroke.api.reranking import Reranker
 from twostroke.api.scoring import TextOrTokens, scored_request
 from twostroke.engine.options import OWN_DRAFTS
 from twostroke.engine.request import Request

@@ -13,6 +13,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.timings import Pace
 from twostroke.kv.pages import TIERS
 from twostroke.methods.method import method_facts
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.errors import ApiError
 from twostroke.server.tools.parser import ChoiceParser
@@ -153,3 +154,34 @@ def logprob(value: float | None) -> float:
     """A log-probability as JSON can hold it. The request must have asked for it."""
     assert value is not None
     return max(value, MIN_LOGPROB)
+
+
+def logprob_entry(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
+    """A token with its log-probability, and the likeliest tokens in its place, as OpenAI and Ollama write them."""
+    top = [_probability(tokenizer, id, value) for id, value in token.top_logprobs or ()]
+    return {**_probability(tokenizer, token.id, token.logprob), "top_logprobs": top}
+
+
+def _probability(tokenizer: Tokenizer, id: int, value: float | None) -> dict[str, Any]:
+    data = list(tokenizer.token_bytes(id, skip_special=False))
+    return {"token": tokenizer.token_text(id), "logprob": logprob(value), "bytes": data}
+
+
+def prompt_logprobs(request: Request, tokenizer: Tokenizer, count: int | None) -> dict[str, Any]:
+    """vLLM's field, where it was asked for: for each token but the first, its own entry and those of the likeliest."""
+    if count is None:
+        return {}
+    entries: list[dict[str, Any] | None] = []
+    for score in request.prompt_scores or ():
+        if score is None:
+            entries.append(None)
+            continue
+        ranked = [(score.id, score.logprob, score.rank)]
+        ranked += [(id, value, rank) for rank, (id, value) in enumerate(score.top[:count], 1) if id != score.id]
+        entries.append(
+            {
+                str(id): {"logprob": logprob(value), "rank": rank, "decoded_token": tokenizer.token_text(id)}
+                for id, value, rank in ranked
+            }
+        )
+    return {"prompt_logprobs": entries}

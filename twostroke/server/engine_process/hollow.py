@@ -5,10 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from twostroke.api.classifying import Classifier
-from twostroke.api.embedding import Embedder
 from twostroke.api.llm import LLM
-from twostroke.api.reranking import Reranker
+from twostroke.api.prefills import Classifier, Embedder, Reranker
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model import Model
 from twostroke.models.checkpoints.tokenizer import Tokenizer

@@ -11,10 +11,9 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.answer_reader import CallArguments, CallStart, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer
+from twostroke.server.answer import Answer, logprob_entry
 from twostroke.server.error_responses import ollama_body
 from twostroke.server.errors import ApiError
-from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.tools.parser import ChoiceParser
 
 
@@ -72,7 +71,7 @@ class OllamaAnswer(Answer):
         if self._context is not None:
             self._context.append(token.id)
         if self._logprobs:
-            self._entries.append(entry(self._tokenizer, token))
+            self._entries.append(logprob_entry(self._tokenizer, token))
         if token.finish_reason is not None:
             self._reason = "length" if token.finish_reason == "length" else "stop"
 

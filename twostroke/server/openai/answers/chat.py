@@ -7,8 +7,7 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer, own_fields
-from twostroke.server.openai.answers.logprobs import entry, prompt_logprobs
+from twostroke.server.answer import Answer, logprob_entry, own_fields, prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.parser import ChoiceParser
 
@@ -44,7 +43,7 @@ class ChatAnswer(Answer):
             for piece in pieces:
                 _add(self._messages[token.choice], piece)
         deltas = [_delta(piece) for piece in pieces]
-        logprobs = {"content": [entry(self._tokenizer, token)]} if self._logprobs else None
+        logprobs = {"content": [logprob_entry(self._tokenizer, token)]} if self._logprobs else None
         if not deltas and (logprobs or token.finish_reason or self._asked.return_token_ids):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
@@ -68,7 +67,7 @@ class ChatAnswer(Answer):
             _add(message, piece)
         self._ids[token.choice].append(token.id)
         if self._logprobs:
-            self._entries[token.choice].append(entry(self._tokenizer, token))
+            self._entries[token.choice].append(logprob_entry(self._tokenizer, token))
         self._reasons[token.choice] = self.parsers[token.choice].reason(token)
 
     def body(self) -> dict[str, Any]:

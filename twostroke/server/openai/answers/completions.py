@@ -7,8 +7,7 @@ from typing import Any
 from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer, logprob, own_fields
-from twostroke.server.openai.answers.logprobs import prompt_logprobs
+from twostroke.server.answer import Answer, logprob, own_fields, prompt_logprobs
 from twostroke.server.openai.schemas.completions import CompletionBody
 
 Alternatives = Iterable[tuple[int, float]]

@@ -10,9 +10,8 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer, own_fields
+from twostroke.server.answer import Answer, logprob_entry, own_fields
 from twostroke.server.errors import ApiError
-from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.response_items import OfferedTool
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.tools.parser import ChoiceParser
@@ -60,7 +59,7 @@ class ResponsesAnswer(Answer):
         self.count(prompt, token)
         self._reason = token.finish_reason
         if self._asked.wants_logprobs:
-            self._entries.append(entry(self._tokenizer, token))
+            self._entries.append(logprob_entry(self._tokenizer, token))
         for piece in self.parsers[0].read(token):
             yield from self._add(piece)
 

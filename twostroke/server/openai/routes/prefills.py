@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
-from twostroke.api.reranking import broadcast
+from twostroke.api.prefills import broadcast
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.server.async_engine import CurrentEngine

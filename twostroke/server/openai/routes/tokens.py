@@ -1,9 +1,10 @@
 """/tokenize, /detokenize and /tokenizer_info."""
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
+from pydantic import Field, model_validator
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.async_engine import CurrentEngine
@@ -13,10 +14,47 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.prepare_chat import prompt_tokens, unused_variables
-from twostroke.server.openai.schemas.base_model import warn_of_fields
-from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
+from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, set_alias, warn_of_fields
+from twostroke.server.openai.schemas.chat import ChatMessage, ChatPrompt
 
 router = APIRouter()
+
+
+class TokenizeBody(ChatPrompt):
+    """A text, or messages that go through the chat template as those of a chat do.
+
+    `with_pieces` puts each token's text beside its id, as llama.cpp does. `add_special_tokens` concerns a text: the
+    template alone decides which special tokens messages get.
+    """
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"return_token_strs"})  # they are always returned
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(default_factory=list)
+    add_special_tokens: bool = True
+    parse_special: bool = True
+    with_pieces: bool = False
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's form: `content`, without special tokens around it unless `add_special` asks for them."""
+        if "content" in given:
+            set_alias(given, "prompt", given.pop("content"), "content")
+            given.setdefault("add_special_tokens", given.pop("add_special", False))
+        return given
+
+    @model_validator(mode="after")
+    def _either(self) -> "TokenizeBody":
+        if (self.prompt is None) == (not self.messages):
+            raise ValueError("prompt: give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(LenientModel):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[TokenId]
 
 
 @router.get("/tokenizer_info")

@@ -31,7 +31,8 @@ LIMIT_HEADERS = [
 class TokenBucket:
     """So much a minute, which fills steadily, and holds a minute's worth.
 
-    It is full at the beginning, and may owe: what is charged later than it was taken may be more than is left."""
+    It is full at the beginning, and may owe: what is charged later than it was taken may be more than is left.
+    """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         """`clock` is in seconds."""

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import Serving, asgi, serving
 from twostroke.api.llm import LLM
+from twostroke.engine.engine_thread import EngineThread
 from twostroke.errors import InvalidRequest
-from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.body_validation.supervisor import LONG_BODY_BYTES
 from twostroke.server.errors import ApiError
 from twostroke.server.http.surrogates import refuse_lone_surrogates
@@ -61,7 +61,7 @@ def test_what_is_no_origin(origin: str) -> None:
 
 def test_head(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever GET is, with the headers of GET and no body."""
-    monkeypatch.setattr(AsyncEngine, "step_age_s", 0.5)  # else /health has as many digits as it happens to have
+    monkeypatch.setattr(EngineThread, "step_age_s", 0.5)  # else /health has as many digits as it happens to have
     with server.http() as http:
         for path in ("/health", "/metrics", "/version", "/v1/models", "/v1/models/tiny"):
             got, head = http.get(path), http.head(path)

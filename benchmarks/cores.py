@@ -24,7 +24,7 @@ from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
 from benchmarks.terminal import command_line, head, row, say
 from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 DEFINITIONS = {
     "prefill": "tokens per second of one prompt of 512 tokens, median; of several engines the sum",

@@ -32,7 +32,7 @@ from twostroke.engine.strokes import Prefill, Program
 from twostroke.kv.cache import KVCache
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.measures.divergence import compare
 
 BASELINE, SETTINGS = "bfloat16", ("int8", "k8v4")
 PEER_TYPES = ("q8_0", "q4_0")  # of llama.cpp, for K and V

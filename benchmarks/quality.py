@@ -33,7 +33,7 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.measures.divergence import compare
 from twostroke.study.evaluate.wikipedia import SOURCE, articles
 
 DEFINITIONS = {

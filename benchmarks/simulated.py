@@ -39,8 +39,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.local_setup import setup_of
-from twostroke.study.simulate.model_timing import ModelTimer, time_rounds
+from twostroke.study.simulate.model_timing import ModelTimer, setup_of, time_rounds
 from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.simulate.trial import try_load
 from twostroke.study.traffic.objectives import Objectives
@@ -114,7 +113,7 @@ def highest_rate(setup: EngineSetup, load: Load) -> float:
 
 def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
     """Streams of requests that tell what HTTP adds."""
-    from twostroke.study.bench.serving.files import REQUESTS  # which needs an extra
+    from twostroke.study.bench.serving.figures import REQUESTS  # which needs an extra
 
     bench_serve(url, *arguments, "--output", str(directory))
     return [Stream.of(json.loads(line)) for line in (directory / REQUESTS).read_text().splitlines()]

@@ -22,7 +22,7 @@ from benchmarks.terminal import command_line, say
 from twostroke.api.llm import LLM
 from twostroke.api.open_engine import MAIN
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.measures.divergence import compare
 
 ROLES = (MAIN, "student", "draft")  # from the most bits to the fewest
 KV = ("bfloat16", "int8", "k8v4")  # the first is the best

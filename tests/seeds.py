@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Protocol, TypeVar
 
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 
 class Checked(Protocol):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.chaos.network import Network
 from tests.chaos.tasks import Process, Task
+from twostroke.cluster.wire.arriving_pages import PageReservation
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.page_reservation import PageReservation
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker

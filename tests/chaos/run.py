@@ -21,7 +21,7 @@ from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.output import Token
 from twostroke.study.simulate.fleet import ROUTERS
-from twostroke.study.simulate.prompts import prompt_tokens
+from twostroke.study.simulate.simulated_request import prompt_tokens
 from twostroke.study.traffic.requests import PromptPiece, TrafficRequest
 
 FAULTS = ("kill", "vanish", "drain", "stop", "silence", "front end")

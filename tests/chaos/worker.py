@@ -16,9 +16,9 @@ from tests.chaos.tasks import Process, Task, Workers
 from twostroke.cluster.dynamo_request import DynamoRequest
 from twostroke.cluster.interleaving import ChoiceInterleaver
 from twostroke.cluster.roles import DecodeRole, PrefillRole
+from twostroke.cluster.wire.arriving_pages import PageReservation
 from twostroke.cluster.wire.channel import Channel, Message
 from twostroke.cluster.wire.offer import ValueOffer
-from twostroke.cluster.wire.page_reservation import PageReservation
 from twostroke.cluster.wire.sender import Sender
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError

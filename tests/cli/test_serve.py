@@ -25,7 +25,7 @@ from twostroke.cli.options import PositionalModelOptions
 from twostroke.cli.serve_options import StepOptions, require_replicas
 from twostroke.errors import InvalidRequest
 from twostroke.server.engine_process.messages import OpenOptions
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 TECHNIQUE = """
 from dataclasses import dataclass

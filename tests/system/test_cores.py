@@ -10,7 +10,7 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.system.cores import MAX_THREADS_PER_CORE, count_threads, usable_cores
+from twostroke.system.limits import MAX_THREADS_PER_CORE, count_threads, usable_cores
 
 SECOND, FIRST = "0::/system/a.service", "4:cpu,cpuacct:/docker/a\n3:memory:/b"
 V1 = "cpu,cpuacct/docker/a/cpu.cfs_"

@@ -10,7 +10,7 @@ from twostroke.engine.model_loader import num_pages
 from twostroke.kv.geometry import Geometry
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
-from twostroke.system.memory import available_memory
+from twostroke.system.limits import available_memory
 
 GIB = 1 << 30
 MACHINE = "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   33554432 kB\n"  # 32 GiB available

@@ -20,7 +20,7 @@ from twostroke.models.checkpoints.fetch import Progress
 from twostroke.models.checkpoints.quantize import quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.verify import VerificationReport, verify
-from twostroke.system.cores import count_threads
+from twostroke.system.limits import count_threads
 
 MAIN = "main"  # the model's role in its engine
 

@@ -18,7 +18,7 @@ from twostroke.backends.page_entries import EntryPart, EntryRecords
 from twostroke.errors import OutOfPages
 from twostroke.models.kv_formats import KVFormat
 from twostroke.models.layer_groups import PageShape
-from twostroke.system.memory import available_memory
+from twostroke.system.limits import available_memory
 
 HUGE_PAGE = 2 << 20  # bytes
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux, from 5.14 on

@@ -14,7 +14,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.system.extras import requires_extra
 
 if TYPE_CHECKING:
-    from twostroke.study.bench.serving.drive import LoadTest
+    from twostroke.study.bench.serving.client import LoadTest
     from twostroke.study.bench.serving.target import Target
     from twostroke.study.traffic.requests import Traffic
 
@@ -54,14 +54,13 @@ def serve(
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
     with a report of what was measured so far."""
     with requires_extra("bench", "bench serve"):
-        from twostroke.study.bench.serving import files
-        from twostroke.study.bench.serving.figures import DEFINITIONS, summarize
+        from twostroke.study.bench.serving.figures import DEFINITIONS, check_output, save, summarize
         from twostroke.study.traffic.objectives import Objectives
         from twostroke.system.machine import describe as describe_machine
 
     traffic_options.check()
     if output is not None:
-        files.check(output)
+        check_output(output)
     objectives = Objectives.of_ms(slo_ttft_ms, slo_itl_ms)
     traffic = traffic_options.traffic()
     target, run = measure(url, api_key, model, token_ids, timeout, traffic, warmup)
@@ -72,7 +71,7 @@ def serve(
     facts |= {"objectives": asdict(objectives), "cut_short": run.interrupted}
     facts |= summarize(run.outcomes, objectives, run.cpu_s) | describe_machine() | {"definitions": DEFINITIONS}
     if output is not None:
-        files.save(output, facts, run.outcomes, objectives)
+        save(output, facts, run.outcomes, objectives)
     print_json(facts) if as_json else print_report(facts)
     if run.interrupted:
         raise typer.Exit(130)
@@ -86,8 +85,7 @@ def measure(
 
     import httpx
 
-    from twostroke.study.bench.serving.client import Client
-    from twostroke.study.bench.serving.drive import drive
+    from twostroke.study.bench.serving.client import Client, drive
     from twostroke.study.bench.serving.target import inspect
     from twostroke.study.traffic.requests import WARMUP, ClosedLoop
 

@@ -8,7 +8,7 @@ from twostroke.cli.options import ModelOptions
 from twostroke.cli.serve_options import StepOptions
 from twostroke.server.engine_process.launch import EngineProcess, Launch, launch_of
 from twostroke.server.engine_process.messages import OpenOptions
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 
 def open_served(options: ModelOptions, steps: StepOptions, spare_bytes: int, kv_bytes: int | None) -> LLM:

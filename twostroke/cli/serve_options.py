@@ -15,7 +15,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import Rule, rules
 from twostroke.server.listener import Place
 from twostroke.server.settings import Settings
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 PANEL = "Server"
 LOG_FORMATS = ("text", "json")

@@ -89,7 +89,7 @@ class EngineOptions:
         shared["index"] = self.prefix_index
         shared["scheduler"] = SchedulerConfig(self.max_step_tokens, self.max_running, self.itl_ms)
         if self.on == HERE:
-            from twostroke.study.simulate.local_setup import measured_setup
+            from twostroke.study.simulate.model_timing import measured_setup
 
             if self.tp > 1 or self.efficiency is not None or self.host_us is not None:
                 raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")

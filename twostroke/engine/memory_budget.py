@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import Experts, GatedMLP, ModelConfig
-from twostroke.system.memory import group_memory, machine_memory
+from twostroke.system.limits import group_memory, machine_memory
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 
 def peak_rss_bytes() -> int:

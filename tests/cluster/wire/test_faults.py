@@ -17,7 +17,7 @@ from tests.cluster.wire.pairs import SECRET, SOON_S
 from tests.cluster.wire.relay import Relay
 from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
 from tests.kv.values import make_pool, prefill
-from twostroke.cluster.wire import checksum, incoming_transfer, outgoing_transfer, remote_reads
+from twostroke.cluster.wire import arriving_pages, checksum, incoming_transfer, outgoing_transfer
 from twostroke.cluster.wire.channel import Channel, WireError
 from twostroke.cluster.wire.lease import Lease
 from twostroke.cluster.wire.receiver import ReceivedValue, Receiver
@@ -335,7 +335,7 @@ def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
 ) -> None:
     """The sender holds its pages for so long and no longer; the receiver sees that it has read others."""
     monkeypatch.setattr(outgoing_transfer, "ANSWER_S", 0.2)
-    monkeypatch.setattr(remote_reads, "ALIVE_S", SOON_S)  # it says nothing meanwhile
+    monkeypatch.setattr(arriving_pages, "ALIVE_S", SOON_S)  # it says nothing meanwhile
     transport, ends = late
     kv = prefill(ends.there, range(40))
     offer = ends.offered(kv)
@@ -354,7 +354,7 @@ def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
 def test_a_slow_read_keeps_its_sender_waiting(late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver says that it is alive."""
     monkeypatch.setattr(outgoing_transfer, "ANSWER_S", 0.6)
-    monkeypatch.setattr(remote_reads, "ALIVE_S", 0.1)
+    monkeypatch.setattr(arriving_pages, "ALIVE_S", 0.1)
     transport, ends = late
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle)

@@ -9,8 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from twostroke.study.bench.serving.client import INTERRUPTED, Client, Outcome
-from twostroke.study.bench.serving.drive import LoadTest, drive
+from twostroke.study.bench.serving.client import INTERRUPTED, Client, LoadTest, Outcome, drive
 from twostroke.study.bench.serving.figures import summarize
 from twostroke.study.bench.serving.target import Target, inspect
 from twostroke.study.traffic.objectives import Objectives

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.measures.divergence import compare
 from twostroke.study.evaluate.measures.judge import repetition
 from twostroke.study.evaluate.statistics import bootstrap, bootstrap_columns, mcnemar, wilson
 

@@ -18,9 +18,8 @@ from twostroke.study.charts import HEIGHT, WIDTH, Axis, Series, line_chart
 from twostroke.study.plan.account import account
 from twostroke.study.plan.changes import ChangeLimits
 from twostroke.study.plan.loads import drawn_traffic
-from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.page import render
-from twostroke.study.plan.page.plots import plots
+from twostroke.study.plan.page.plots import load_plots, plots
 from twostroke.study.plan.plan import RequestProfile, make_plan
 from twostroke.study.plan.search import Advice, LoadSearch, advise
 from twostroke.study.plan.service import LoadSimulator

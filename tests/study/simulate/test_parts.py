@@ -18,7 +18,7 @@ from twostroke.study.roofline.weight_formats import weight_format
 from twostroke.study.simulate.engine_setup import machine_setup
 from twostroke.study.simulate.figures import QuantileSketch
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.prompts import prompt_tokens
+from twostroke.study.simulate.simulated_request import prompt_tokens
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import RooflineCosts
 from twostroke.study.simulate.timeline import MAX_INTERVALS, Timeline, TimelineInterval

@@ -11,12 +11,11 @@ import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.cluster.wire import value_format
+from twostroke.cluster.wire.arriving_pages import PageReservation, RemoteRead, RemoteReads
 from twostroke.cluster.wire.channel import MISMATCH, Channel, IdentityMismatch, Message, WireError
 from twostroke.cluster.wire.checksum import is_right
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.page_digests import DigestThreads, IncomingChecks
-from twostroke.cluster.wire.page_reservation import PageReservation
-from twostroke.cluster.wire.remote_reads import RemoteRead, RemoteReads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.secret import Secrets
 from twostroke.cluster.wire.transport import PageReader, Transport

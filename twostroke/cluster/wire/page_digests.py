@@ -9,7 +9,7 @@ from twostroke.cluster.wire import checksum, value_format
 from twostroke.cluster.wire.checksum import Kind
 from twostroke.errors import TwostrokeError
 from twostroke.kv.page_contents import PageSource
-from twostroke.system.cores import usable_cores
+from twostroke.system.limits import usable_cores
 
 MAX_THREADS = 4
 MAX_PENDING = 4  # messages of pages that have come and are not checked yet

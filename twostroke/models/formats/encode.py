@@ -10,7 +10,7 @@ from twostroke.errors import CheckpointError
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import transcoder
-from twostroke.system.cores import count_threads
+from twostroke.system.limits import count_threads
 
 ENCODING = 2  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads

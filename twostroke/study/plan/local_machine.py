@@ -13,8 +13,8 @@ from twostroke.errors import InvalidRequest
 from twostroke.study.plan.machine_benchmark import MachineMeasurement, measure_machine
 from twostroke.study.roofline.machines import MachineSpec, find_machine
 from twostroke.system.atomic_files import atomic_replace
-from twostroke.system.cores import usable_cores
 from twostroke.system.home import home
+from twostroke.system.limits import usable_cores
 from twostroke.system.machine import cpu_model
 
 HERE = "here"

@@ -30,9 +30,8 @@ from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
 from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
-from twostroke.system.cores import count_threads
 from twostroke.system.home import home
-from twostroke.system.memory import available_memory
+from twostroke.system.limits import available_memory, count_threads
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 1536, 8960, 12, 2, 128, 512
 ROWS, CONTEXT = 512, 8192

@@ -1,7 +1,7 @@
 """Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting.
 
 Before it lies a server's HTTP, which takes time on the way in and on the way out. An engine on a machine that is
-described by its peaks is made here; `local_setup` makes one that is timed on this machine.
+described by its peaks is made here; `model_timing` makes one that is timed on this machine.
 """
 
 import random

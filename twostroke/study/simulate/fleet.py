@@ -8,8 +8,7 @@ from twostroke.engine.router import KvAware, LeastLoaded, RoundRobin, RoutedCall
 from twostroke.errors import InvalidRequest
 from twostroke.kv.kv_events import page_names
 from twostroke.study.simulate.engine_setup import EngineSetup
-from twostroke.study.simulate.prompts import prompt_tokens
-from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.simulated_request import SimulatedRequest, prompt_tokens
 from twostroke.study.simulate.worker import SimulatedWorker
 
 ROUTERS: Sequence[str] = ("round-robin", "least-loaded", "kv-aware")

@@ -2,7 +2,7 @@
 
 Steps are timed over separate KV memory (`engine/calibration.py`), at more shapes than an engine needs for its
 objective. Then a few requests tell what lies outside the kernels: a step, a token of it, and a request each add a time
-of their own. Shapes and lengths that are timed here are never among those that `cells.py` verifies.
+of their own. Shapes and lengths that are timed here are never among those that `plan/verification_cells.py` verifies.
 """
 
 import time
@@ -16,10 +16,15 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.calibration import StepBench
 from twostroke.engine.request import Request
+from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import SequenceRows
 from twostroke.models.step_predictor import StepPredictor, nonnegative_least_squares
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.roofline.model_spec import ModelSpec, kv_format_of
+from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
+from twostroke.study.simulate.step_costs import MeasuredCosts
 
+SECONDS = 20.0  # that timing takes in all
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS, CHUNKS = (1024, 4096), (1, 4, 16, 64, 256)
 BATCHES = ((2, 64), (4, 64), (16, 64), (4, 1024), (12, 512), (4, 4096))  # (sequences that make a token, context)
@@ -165,3 +170,44 @@ def time_rounds(timing: ModelTimer, seconds: float, progress: Callable[[str], No
     while timing.rounds < MIN_ROUNDS or (timing.rounds < MAX_ROUNDS and time.perf_counter() - began < seconds):
         progress(f"timing, round {timing.rounds + 1}")
         timing.round()
+
+
+def measured_setup(
+    # name, weights, kv_bytes, page_size, index: as for `LLM`
+    name: str,
+    weights: str | None = None,
+    kv_bits: int = 16,  # of a number in the KV cache, 16, 8 or 6
+    kv_bytes: int | None = None,
+    page_size: int = 16,
+    index: str = "radix",
+    scheduler: SchedulerConfig | None = None,  # limits of a step
+    progress: Callable[[str], None] = lambda _: None,  # called with what is done now
+) -> EngineSetup:
+    """Open a model, time it, and close it again."""
+    limits, stored = scheduler or SchedulerConfig(), kv_format_of(kv_bits)
+    with LLM(
+        name,
+        weights=weights or "stored",
+        kv_dtype=stored.name if kv_bits < 16 else "auto",
+        kv_bytes=kv_bytes,
+        page_size=page_size,
+        prefix_index=index,
+        max_step_tokens=limits.max_step_tokens,
+    ) as llm:
+        return setup_of(llm, time_model(llm, SECONDS, progress), index, limits, kv_bits, weights or "stored")
+
+
+def setup_of(
+    llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig, kv_bits: int = 16, weights: str = "stored"
+) -> EngineSetup:
+    """The setup of an opened model that was timed."""
+    return EngineSetup(
+        model=ModelSpec(llm.name, llm.config, weights=weights).with_kv_bits(kv_bits),
+        costs=MeasuredCosts(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
+        pages=llm.pool.num_pages,
+        page_size=llm.pool.page_size,
+        index=index,
+        asynchronous=llm.backend.asynchronous,
+        scheduler=scheduler,
+        http=HttpOverhead(timed.request_s),
+    )

@@ -16,9 +16,8 @@ from twostroke.methods import Prompt, method
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
-from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_model import NullLogits
-from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.simulated_request import SimulatedRequest, prompt_tokens
 from twostroke.study.simulate.step_costs import StepCost
 from twostroke.study.simulate.timeline import TimelineInterval
 from twostroke.study.simulate.virtual_time import STEP_RANK, EventQueue, VirtualClock

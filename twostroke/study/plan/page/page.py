@@ -7,8 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from twostroke.study.charts import STYLE
-from twostroke.study.plan.page.load_plots import load_plots
-from twostroke.study.plan.page.plots import Plot, plots
+from twostroke.study.plan.page.plots import Plot, load_plots, plots
 from twostroke.study.plan.report import report
 from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Plots, Section, Verdict
 from twostroke.study.plan.search import Advice

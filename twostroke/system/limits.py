@@ -1,13 +1,60 @@
-"""The memory that this process may still allocate."""
+"""The cores and the memory that this process may use, within the limits of its control groups (container, service)."""
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from twostroke.system.cgroups import control_groups
+from twostroke.errors import InvalidRequest
 
-NO_LIMIT = 1 << 60  # a group of cgroup v1 without a limit has one near 2 ** 63
+MAX_THREADS_PER_CORE = 8  # threads per core: more would only wait for one another
+NO_LIMIT = 1 << 60  # bytes; a group of cgroup v1 without a limit has one near 2 ** 63
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """The folders of this process's group for a controller ("cpu", "memory") and of all its parent groups.
+
+    A folder may be missing: a container often sees only a part of the tree, with its own group as the root.
+    """
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or controller in controllers.split(","):  # cgroup v2, or v1
+                for mount in (controllers, "unified" if not controllers else controller):
+                    group = root / "sys/fs/cgroup" / mount / path.lstrip("/")
+                    yield from (group, *group.parents[: len(Path(path).parts) - 1])
+
+
+def count_threads(threads: int | None) -> int:
+    """`threads`, or one for each core that this process may use if it is None. Raises InvalidRequest."""
+    cores = usable_cores()
+    if threads is None:
+        return cores
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS_PER_CORE * cores:
+        raise InvalidRequest(
+            f"threads must be from 1 to {MAX_THREADS_PER_CORE * cores} with {cores} cores, not {threads!r}"
+        )
+    return threads
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """The cores in this process's affinity mask, limited by the CPU quota of its control groups (container, service).
+
+    With more threads than the quota, the system would stop all of them for a part of every tenth of a second.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = (quota for group in control_groups("cpu", root) for quota in _quota(group))
+    return max(1, int(min([cores, *quotas])))
+
+
+def _quota(group: Path) -> Iterator[float]:
+    with suppress(OSError, ValueError):  # "max": no limit
+        quota, period = (group / "cpu.max").read_text().split()
+        yield int(quota) / int(period)
+    with suppress(OSError):
+        quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        if quota > 0:  # -1: no limit
+            yield quota / period
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -24,16 +24,13 @@ class PageTree:
 
     def add(self, keys: Sequence[bytes], pages: Sequence[int]) -> tuple[list[int], list[int]]:
         """Know pages by their keys, if there is none yet. Returns (the pages along `keys`, those that are new)."""
-        before, known, new = ROOT, list[int](), list[int]()
-        for key, page in zip(keys, pages, strict=True):
-            after = self._after.setdefault(before, {})
-            if (there := after.get(key)) is None:
-                there = after[key] = page
-                self._place[page] = before, key
-                new.append(page)
-            known.append(there)
-            before = there
-        return known, new
+        known = self.find(keys)
+        new, before = list(pages[len(known) :]), known[-1] if known else ROOT
+        for key, page in zip(keys[len(known) :], new, strict=True):
+            self._after.setdefault(before, {})[key] = page
+            self._place[page] = before, key
+            before = page
+        return known + new, new
 
     def is_leaf(self, page: int) -> bool:
         """Whether no page comes after this one."""

@@ -12,7 +12,7 @@ from tests.kv.values import GEOMETRY, geometry
 from twostroke.api.llm import LLM
 from twostroke.errors import GeometryMismatch
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.geometry_header import geometry_fields, geometry_of
+from twostroke.kv.header_fields import geometry_fields, geometry_of
 from twostroke.models.rope import Rope
 
 OTHERS: dict[str, Any] = {

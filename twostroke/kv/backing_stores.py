@@ -23,7 +23,7 @@ import numpy as np
 
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pins import Pin
+from twostroke.kv.pages import Pin
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.stored_runs import StoredRun, num_blocks

@@ -19,8 +19,7 @@ from twostroke.kv import spans, states, stream
 from twostroke.kv.cache_view import CacheView
 from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.entries_by_head import biased, checked_indices, gathered, written
-from twostroke.kv.other_dtype import converted
-from twostroke.kv.other_positions import moved, require_positions
+from twostroke.kv.other_entries import converted, moved, require_positions
 from twostroke.kv.page_contents import copy_pages, require_page_size
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool

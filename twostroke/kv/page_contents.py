@@ -9,8 +9,7 @@ import numpy as np
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
 from twostroke.errors import KVError
 from twostroke.kv.page_copies import PageCopy
-from twostroke.kv.pages import NOWHERE
-from twostroke.kv.pins import Pin
+from twostroke.kv.pages import NOWHERE, Pin
 from twostroke.kv.pool import PagePool
 from twostroke.kv.spans import NO_PAGE
 

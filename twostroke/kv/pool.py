@@ -29,8 +29,7 @@ from twostroke.errors import OutOfPages
 from twostroke.kv.garbage import GarbageCollection
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.page_copies import PageCopies
-from twostroke.kv.pages import HOST, NOWHERE, POOL, Frames, ReferenceCounts
-from twostroke.kv.pins import Pins
+from twostroke.kv.pages import HOST, NOWHERE, POOL, Frames, Pins, ReferenceCounts
 from twostroke.kv.releases import Releases
 from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.tiers.private_pages import PrivatePages

@@ -18,10 +18,11 @@ from twostroke.backends.page_memory import LAYOUTS, Layout
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.geometry_header import geometry_fields, geometry_of
 from twostroke.kv.header_fields import (
     MAX_INTEGER,
     InvalidHeader,
+    geometry_fields,
+    geometry_of,
     integer_of,
     integers_of,
     name_of,

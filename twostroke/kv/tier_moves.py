@@ -8,8 +8,7 @@ import numpy as np
 from twostroke.errors import KVError
 from twostroke.kv.page_contents import joined_page, masked_page, reading
 from twostroke.kv.page_copies import HostCopy, PageCopy, StoredCopy
-from twostroke.kv.pages import DISK, HOST, POOL, REMOTE, TIERS
-from twostroke.kv.pins import Pin
+from twostroke.kv.pages import DISK, HOST, POOL, REMOTE, TIERS, Pin
 from twostroke.kv.pool import PagePool
 from twostroke.kv.swap_in import SwapIn
 from twostroke.kv.tiers.names import Namespace

@@ -17,8 +17,8 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
-from twostroke.kv.tiers.compression import compress, decompress
 from twostroke.kv.tiers.names import private_name
+from twostroke.kv.tiers.page_format import compress, decompress
 from twostroke.sampling.params import SamplingParams
 
 SIZE = 32_000

@@ -183,7 +183,7 @@ def test_directories_that_grow_are_within_the_quota(tmp_path: Path) -> None:
 def test_a_stopped_process_stops_no_other(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was stopped while it held the ledger: others read, write nothing, and go on once it does."""
     monkeypatch.setattr("twostroke.kv.tiers.disk.ledger.LIMIT_S", 0.1)
-    monkeypatch.setattr("twostroke.kv.tiers.disk.failures.REST_S", 0.0)
+    monkeypatch.setattr("twostroke.kv.tiers.disk.limits.REST_S", 0.0)
     store, one = DiskStore.open(disk, 1 << 30), prompt(3)
     write(store, one[:2])
 

@@ -19,7 +19,7 @@ from tests.models.test_against_transformers import all_logits, assert_close, tok
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.kv import geometry_header as header
+from twostroke.kv import header_fields as header
 from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.config import ModelConfig

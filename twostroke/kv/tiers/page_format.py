@@ -3,6 +3,11 @@ their compressed form. Who reads a page sees from the payload's size which it is
 
 The seal is a keyed BLAKE3: a checksum, and a proof that only who has the user's key can make. So a store holds no page
 that was changed, that belongs to another model, or that somebody else put there.
+
+The compressed form is exact. Of a bfloat16 number of K or V, the sign and the seven bits behind the leading one are as
+good as random, but of the eight bits of its exponent only about three are news: neighbours are of like size. So
+exponents alone are compressed. Lossless compression of bfloat16 weights by their exponents is older (Hershcovitch et
+al. 2024, ZipNN, arXiv:2411.05239); pages in the pool stay as kernels read them.
 """
 
 import struct
@@ -10,18 +15,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import zstandard
 from blake3 import blake3
 
-from twostroke.kv.tiers import compression
 from twostroke.kv.tiers.names import KEY_BYTES, Namespace, PageName
 
+LEVEL = 1  # levels 3 and 9 make it larger here, and are slower
+MAX_SHARE = 0.95  # of a page; a larger form is not worth the work of reading it
 VERSION = 1  # of headers and seals. Another version has other scopes, so it never looks at these pages
 SEAL_BYTES = 32
-
 # Magic, version, number of the page in its prompt, bytes of the payload, bytes of the tokens, namespace, key, parent.
 _HEADER = struct.Struct(f"<8sIIQI16s{KEY_BYTES}s{KEY_BYTES}s")
 _MAGIC = b"2SKVPAGE"
 HEADER_BYTES = _HEADER.size
+
+
+def compress(page: memoryview) -> bytes | None:
+    """The form of a page's bytes: signs and fractions, then compressed exponents. None if it is hardly smaller."""
+    if len(page) % 2:
+        return None
+    words = np.frombuffer(page, np.uint16)
+    exponents = (words >> 7).astype(np.uint8)
+    packed = zstandard.ZstdCompressor(level=LEVEL).compress(exponents.data)
+    if len(words) + len(packed) > MAX_SHARE * len(page):
+        return None
+    fractions = (words & 0x7F | (words >> 8) & 0x80).astype(np.uint8)
+    return fractions.tobytes() + packed
+
+
+def decompress(form: memoryview, into: memoryview) -> bool:
+    """Put a page's bytes where they belong. False if this is no form of a page of that size."""
+    count = len(into) // 2
+    try:
+        exponents = zstandard.ZstdDecompressor().decompress(form[count:], max_output_size=count)
+    except zstandard.ZstdError:
+        return False
+    if len(exponents) != count or len(into) % 2:
+        return False
+    words, fractions = np.frombuffer(into, np.uint16), np.frombuffer(form[:count], np.uint8)
+    np.left_shift(np.frombuffer(exponents, np.uint8), 7, out=words, dtype=np.uint16)
+    words |= fractions & 0x7F
+    words |= (fractions & np.uint16(0x80)) << 8
+    return True
 
 
 @dataclass(frozen=True)
@@ -43,7 +79,7 @@ class PageFormat:
         return cls(namespace, own, scope(namespace.digest, own), others, compressed)
 
     def payload(self, page: memoryview) -> memoryview:
-        form = compression.compress(page) if self.compressed else None
+        form = compress(page) if self.compressed else None
         return page if form is None else memoryview(form)
 
     def header(self, name: PageName, size: int) -> bytes:
@@ -64,7 +100,7 @@ class PageFormat:
 
     def unpack(self, payload: memoryview, into: memoryview) -> bool:
         """Make a page of a payload whose seal was right. False: it is none."""
-        return payload is into or compression.decompress(payload, into)
+        return payload is into or decompress(payload, into)
 
     @property
     def about(self) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from twostroke.models.formats import codebook_blocks, grid_blocks, low_bit_blocks
+from twostroke.models.formats import low_bit_blocks
 from twostroke.models.formats.block_parts import Blocks, ScaledCodes, bf16, f16, f32, fifth_bits, nibbles, signed
 
 
@@ -106,16 +106,16 @@ _SCALED: tuple[tuple[str, int, int, Callable[[Blocks], ScaledCodes]], ...] = (
     ("Q1_0", 128, 18, low_bit_blocks.q1_0),
     ("TQ1_0", 256, 54, low_bit_blocks.tq1_0),
     ("TQ2_0", 256, 66, low_bit_blocks.tq2_0),
-    ("IQ1_S", 256, 50, grid_blocks.iq1_s),
-    ("IQ1_M", 256, 56, grid_blocks.iq1_m),
-    ("IQ2_XXS", 256, 66, grid_blocks.iq2_xxs),
-    ("IQ2_XS", 256, 74, grid_blocks.iq2_xs),
-    ("IQ2_S", 256, 82, grid_blocks.iq2_s),
-    ("IQ3_XXS", 256, 98, grid_blocks.iq3_xxs),
-    ("IQ3_S", 256, 110, grid_blocks.iq3_s),
-    ("IQ4_NL", 32, 18, codebook_blocks.iq4_nl),
-    ("IQ4_XS", 256, 136, codebook_blocks.iq4_xs),
-    ("MXFP4", 32, 17, codebook_blocks.mxfp4),
+    ("IQ1_S", 256, 50, low_bit_blocks.iq1_s),
+    ("IQ1_M", 256, 56, low_bit_blocks.iq1_m),
+    ("IQ2_XXS", 256, 66, low_bit_blocks.iq2_xxs),
+    ("IQ2_XS", 256, 74, low_bit_blocks.iq2_xs),
+    ("IQ2_S", 256, 82, low_bit_blocks.iq2_s),
+    ("IQ3_XXS", 256, 98, low_bit_blocks.iq3_xxs),
+    ("IQ3_S", 256, 110, low_bit_blocks.iq3_s),
+    ("IQ4_NL", 32, 18, low_bit_blocks.iq4_nl),
+    ("IQ4_XS", 256, 136, low_bit_blocks.iq4_xs),
+    ("MXFP4", 32, 17, low_bit_blocks.mxfp4),
 )
 SCALED = {name: scaled for name, _, _, scaled in _SCALED}
 
@@ -135,7 +135,7 @@ FORMATS: dict[str, BlockFormat] = {
         ("Q6_K", 256, 210, _q6_k),
         ("Q2_K", 256, 84, low_bit_blocks.q2_k),
         *((name, block_size, block_bytes, _decoder(scaled)) for name, block_size, block_bytes, scaled in _SCALED),
-        ("NVFP4", 64, 36, codebook_blocks.nvfp4),
+        ("NVFP4", 64, 36, low_bit_blocks.nvfp4),
         ("F64", 1, 8, _number("<f8")),
         ("I8", 1, 1, _number("i1")),
         ("I16", 1, 2, _number("<i2")),

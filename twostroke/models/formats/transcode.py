@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.models.formats import codebook_blocks, grid_blocks, low_bit_blocks
+from twostroke.models.formats import low_bit_blocks
 from twostroke.models.formats.block_parts import Blocks, ScaledCodes
 
 
@@ -164,15 +164,15 @@ TRANSCODERS: dict[tuple[str, str], Callable[[Blocks], Blocks]] = {
     ("Q1_0", "Q4_0"): lambda blocks: q4_0(low_bit_blocks.q1_0(blocks)),
     ("TQ1_0", "Q4_0"): lambda blocks: q4_0(low_bit_blocks.tq1_0(blocks)),
     ("TQ2_0", "Q4_0"): lambda blocks: q4_0(low_bit_blocks.tq2_0(blocks)),
-    ("IQ1_S", "Q5_0"): lambda blocks: q5_0(grid_blocks.iq1_s(blocks)),
-    ("IQ1_M", "Q6_K"): lambda blocks: q6_k(grid_blocks.iq1_m(blocks)),
-    ("IQ2_XXS", "Q4_K"): lambda blocks: _q4_k(grid_blocks.iq2_xxs(blocks), 16.83),
-    ("IQ2_XS", "Q6_K"): _iq2(grid_blocks.iq2_xs),
-    ("IQ2_S", "Q6_K"): _iq2(grid_blocks.iq2_s),
-    ("IQ3_XXS", "Q4_K"): lambda blocks: _q4_k(grid_blocks.iq3_xxs(blocks), 8.05),
-    ("IQ3_S", "Q4_K"): lambda blocks: _q4_k(grid_blocks.iq3_s(blocks), 2),
-    ("IQ4_NL", "Q8_0"): lambda blocks: q8_0(codebook_blocks.iq4_nl(blocks)),
-    ("IQ4_XS", "Q8_0"): lambda blocks: q8_0(codebook_blocks.iq4_xs(blocks)),
+    ("IQ1_S", "Q5_0"): lambda blocks: q5_0(low_bit_blocks.iq1_s(blocks)),
+    ("IQ1_M", "Q6_K"): lambda blocks: q6_k(low_bit_blocks.iq1_m(blocks)),
+    ("IQ2_XXS", "Q4_K"): lambda blocks: _q4_k(low_bit_blocks.iq2_xxs(blocks), 16.83),
+    ("IQ2_XS", "Q6_K"): _iq2(low_bit_blocks.iq2_xs),
+    ("IQ2_S", "Q6_K"): _iq2(low_bit_blocks.iq2_s),
+    ("IQ3_XXS", "Q4_K"): lambda blocks: _q4_k(low_bit_blocks.iq3_xxs(blocks), 8.05),
+    ("IQ3_S", "Q4_K"): lambda blocks: _q4_k(low_bit_blocks.iq3_s(blocks), 2),
+    ("IQ4_NL", "Q8_0"): lambda blocks: q8_0(low_bit_blocks.iq4_nl(blocks)),
+    ("IQ4_XS", "Q8_0"): lambda blocks: q8_0(low_bit_blocks.iq4_xs(blocks)),
     ("Q2_K", "Q6_K"): _q2_k,
     ("Q3_K", "Q6_K"): lambda blocks: q6_k(low_bit_blocks.q3_k(blocks)),
     ("Q8_K", "Q8_0"): lambda blocks: q8_0(low_bit_blocks.q8_k(blocks)),

@@ -19,10 +19,9 @@ from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
 from twostroke.kv.tiers.disk.directory_watch import DirectoryWatch
-from twostroke.kv.tiers.disk.failures import DiskFailures
 from twostroke.kv.tiers.disk.ledger import Account
+from twostroke.kv.tiers.disk.limits import DiskFailures, Quota, QuotaExceeded, check_room
 from twostroke.kv.tiers.disk.owners import Owner, sweep
-from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded, check_room
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import PageFormat
 from twostroke.system.daemon_threads import DaemonThreads

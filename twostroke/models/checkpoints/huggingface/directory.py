@@ -1,7 +1,11 @@
-"""Hugging Face directories: config.json and memory-mapped safetensors files."""
+"""Hugging Face directories: config.json and memory-mapped safetensors files.
 
+Where config.json and weights disagree they are read as transformers reads them, with a line in the log.
+"""
+
+import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +18,10 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSourc
 from twostroke.models.checkpoints.classes import ClassHead, take_head
 from twostroke.models.checkpoints.generation import directory_generation
 from twostroke.models.checkpoints.huggingface.config import read_config, stated_family
-from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.json_files import read_json
-from twostroke.models.checkpoints.huggingface.latent_heads import split_heads
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
-from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
+from twostroke.models.checkpoints.huggingface.split_tensors import split_experts, split_heads
 from twostroke.models.checkpoints.pooling import directory_pooling
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
@@ -28,6 +30,7 @@ from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import SHARED_GATE
 
+log = logging.getLogger(__name__)
 # Gemma 3 with vision has a longer prefix. A model that was saved without its head (transformers' AutoModel) has none.
 PREFIXES = ("model.", "backbone.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
@@ -36,6 +39,47 @@ GUESSERS = ("mtp.", "model.mtp.", "language_model.mtp.")  # prefixes of the head
 OTHER_PARTS = "vision_tower|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio|mtp"
 UNUSED = re.compile(rf"(model\.)?({OTHER_PARTS})\..*|.*\.rotary_emb\.inv_freq")
 FORMATS = ("F32", "F16", "BF16")
+
+
+def resolve_conflicts(
+    config: ModelConfig,
+    names: dict[str, str],
+    head: str,
+    tensors: MutableMapping[str, RawTensor],
+    directory: Path,
+    guess_layers: bool = False,
+) -> tuple[ModelConfig, dict[str, str]]:
+    """The config and the names of its tensors in the files (Twostroke's -> theirs), after what the weights say.
+
+    - A tied model whose files have a head that is not the embedding is untied.
+    - A tied model whose files have only the head takes it for the embedding.
+    - Layers beyond the config's number are left out: they are removed from `tensors`, unless they guess further tokens
+      in files of the family (`guess_layers`).
+    """
+    embedding = names["embed"]
+    if config.tied and head in tensors:
+        if embedding not in tensors:
+            names = names | {"embed": head}
+        elif not _same(tensors[head], tensors[embedding]):
+            log.warning(
+                "%s: tie_word_embeddings is true, but %s is not the embedding: both are used, as in transformers",
+                directory, head,
+            )  # fmt: skip
+            config, names = replace(config, tied=False), names | {"head": head}
+    layer = re.compile(re.escape(embedding.removesuffix("embed_tokens.weight")) + r"layers\.(\d+)\..*")
+    beyond = [name for name in tensors if (found := layer.fullmatch(name)) and int(found[1]) >= config.num_layers]
+    if beyond and not guess_layers:
+        log.warning(
+            "%s: num_hidden_layers is %d, and the files have further layers: they are left out, as in transformers",
+            directory, config.num_layers,
+        )  # fmt: skip
+        for name in beyond:
+            del tensors[name]
+    return config, names
+
+
+def _same(a: RawTensor, b: RawTensor) -> bool:
+    return a.format == b.format and a.shape == b.shape and np.array_equal(a.data.reshape(-1), b.data.reshape(-1))
 
 
 def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import IntegerMatrix
-from twostroke.models.checkpoints.huggingface.quantized.packed_words import (
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import (
+    IntegerMatrix,
     array,
     floats,
     module_weight,

@@ -6,8 +6,13 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import IntegerMatrix
-from twostroke.models.checkpoints.huggingface.quantized.packed_words import array, floats, module_weight, unpack_stream
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import (
+    IntegerMatrix,
+    array,
+    floats,
+    module_weight,
+    unpack_stream,
+)
 from twostroke.models.formats.tensor import RawTensor
 
 Tensors = dict[str, RawTensor]

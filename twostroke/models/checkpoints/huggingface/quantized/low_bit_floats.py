@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.huggingface.quantized.packed_words import array, floats, module_weight
-from twostroke.models.formats.codebook_blocks import E2M1
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import array, floats, module_weight
+from twostroke.models.formats.low_bit_blocks import E2M1
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 

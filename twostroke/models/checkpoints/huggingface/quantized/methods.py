@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[Unpack, ...]] = {
     "compressed-tensors": (unpack_compressed, unpack_fp8, unpack_fp4),
     "bitsandbytes": (unpack_bitsandbytes,),
     "mlx": (unpack_mlx,),
-    "mxfp4": (),  # of gpt-oss: `stacked_experts` reads it
+    "mxfp4": (),  # of gpt-oss: `split_tensors` reads it
 }
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # Scales of activations and of a KV cache, which are not quantized as these say.

@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.huggingface.quantized.packed_words import array, floats, module_weight, unpack_stream
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import (
+    array,
+    floats,
+    module_weight,
+    unpack_stream,
+)
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 

@@ -1,6 +1,7 @@
-"""Entries at other positions: K is turned on by RoPE's angle of the distance, V is what it was.
+"""Entries written anew, with the same slots, page by page: at other positions, or in another number format.
 
-Only groups of layers whose K knows positions get new pages. All others are shared.
+At other positions K is turned on by RoPE's angle of the distance, V is what it was, and groups of layers whose K knows
+no positions share their pages. In another format entries are decoded, and encoded again as a pool stores them.
 """
 
 from dataclasses import replace
@@ -11,12 +12,13 @@ from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable
-from twostroke.kv.page_contents import read_entries, write_entries, zeroed_pages
+from twostroke.kv.page_contents import read_entries, require_page_size, write_entries, zeroed_pages
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import turned_on
 
 SPANS_AT_ONCE = 64  # whose K is in memory as float32
+PAGES_AT_ONCE = 64  # whose entries are in memory as numbers
 
 
 def require_positions(pool: PagePool, contents: EntryTable, distance: int) -> None:
@@ -75,3 +77,36 @@ def _turn(pool: PagePool, group: int, source: EntryTable, target: np.ndarray, di
         positions = source.positions_by_head(len(geometry.kv_layers), 1)[held, geometry.kv_layers.index(layer)]
         stored[:] = geometry.stored.encode_keys(turned_on(geometry.rope_of(layer), keys, positions, distance))
     write_entries(pool, group, spans.places(target, group)[0][held], slots[held], entries)
+
+
+def converted(source: PagePool, contents: EntryTable, target: PagePool) -> tuple[EntryTable, np.ndarray]:
+    """The entries in pages of `target`, and these fresh pages, each with a reference for the caller.
+
+    Slots stay the same, page by page. Nothing is canonical any more.
+
+    Raises:
+        GeometryMismatch: more than the format differs. KVError: page sizes differ, or layers have states, whose
+            snapshots lie in pages of another size. OutOfPages, PageLost: nothing has changed.
+    """
+    own, theirs = target.geometry, source.geometry
+    own.require(replace(theirs, kv_dtype=own.kv_dtype), "this value cannot be converted")
+    if own.states:
+        raise KVError("a value of a model with recurrent layers cannot be converted: prefill its tokens there")
+    require_page_size(target, source.page_size)
+    pages, stops = contents.pages_and_stops(source.page_size)
+    groups = source.group_of[pages]
+    fresh = zeroed_pages(target, groups, stops)
+    try:
+        for group in np.unique(groups).tolist():
+            places = np.flatnonzero(groups == group)
+            for start in range(0, len(places), PAGES_AT_ONCE):
+                some = places[start : start + PAGES_AT_ONCE]
+                slots = np.concatenate([np.arange(stop) for stop in stops[some]])
+                entries = read_entries(source, group, np.repeat(pages[some], stops[some]), slots)
+                entries = own.stored.encode(theirs.stored.decode(entries))
+                write_entries(target, group, np.repeat(fresh[some], stops[some]), slots, entries)
+        unknown = (Stretch(len(contents), None, NOTHING),) if len(contents) else ()
+        return replace(contents.in_pages(pages, fresh), stretches=unknown), fresh
+    except BaseException:
+        target.release(fresh)
+        raise

@@ -1,6 +1,7 @@
-"""Experts in one tensor for those of a layer: gpt-oss's, where rows of gate and up alternate, Granite's and Qwen3.5's.
+"""Tensors that hold several of our matrices: all experts of a layer, or k and v of each head in turn (MLA).
 
-gpt-oss's are bfloat16, stored as (inputs, outputs), or MXFP4; of the others, as rows, those of gate come first.
+Of gpt-oss's experts rows of gate and up alternate; they are bfloat16, stored as (inputs, outputs), or MXFP4. Of
+Granite's and Qwen3.5's, as rows, those of gate come first.
 
 MXFP4 (OCP Microscaling Formats 1.0, 2023) is stored as `X_blocks` and `X_scales`: 16 bytes for 32 numbers, two
 neighbours in a byte, and the exponent of their scale.
@@ -10,10 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from twostroke.errors import CheckpointError
+from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
@@ -23,6 +26,7 @@ HALVES = re.compile(
 )
 STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias|_blocks|)")
 BLOCK = 32  # numbers of a block of MXFP4, in 16 bytes
+Part = Callable[[slice, float], RawTensor]  # some outputs of an expert, with this share of its bytes
 
 
 def split_experts(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
@@ -62,9 +66,6 @@ def _halves(stack: RawTensor, prefix: str, side: str) -> dict[str, RawTensor]:
     whole = RawTensor.from_bytes(stack.name, stack.format, stack.shape, stack.data.reshape(-1), stack.source)
     experts = product(range(count), halves.items())
     return {f"{prefix}.{e}.{part}_proj.weight": whole.part(e).rows(*some) for e, (part, some) in experts}
-
-
-Part = Callable[[slice, float], RawTensor]  # some outputs of an expert, with this share of its bytes
 
 
 def _checked(stack: RawTensor, axes: int, size: int) -> np.ndarray:
@@ -130,3 +131,44 @@ def _blocks(stack: RawTensor, scales: RawTensor | None) -> Iterator[Part]:
             return PackedTensor.of(shape, "MXFP4", stack.source, "MXFP4", stored, make, share)
 
         yield part
+
+
+def split_heads(tensors: Mapping[str, RawTensor], config: ModelConfig) -> dict[str, RawTensor]:
+    """The tensors of a directory, with `X.3.k.weight` [rank, plain] and `X.3.v.weight` [value, rank] of each head.
+
+    Raises CheckpointError for a matrix of another size.
+    """
+    found, layers = dict(tensors), dict(config.attention_layers)
+    layers[config.num_layers] = layers[max(layers)]  # which may guess further tokens
+    for layer, attention in layers.items():
+        name = next((one for one in tensors if one.endswith(f"layers.{layer}.self_attn.kv_b_proj.weight")), None)
+        if (latent := attention.latent) is None or name is None:
+            continue
+        whole, both = found.pop(name), latent.plain + latent.value
+        if whole.shape != (attention.num_heads * both, latent.rank):
+            raise CheckpointError(
+                f"{whole.source}: shape {whole.shape} where {(attention.num_heads * both, latent.rank)} is needed"
+            )
+        if not isinstance(whole, PackedTensor):
+            whole = RawTensor.from_bytes(whole.name, whole.format, whole.shape, whole.data.reshape(-1), whole.source)
+        prefix = name.removesuffix(".weight")
+        for head in range(attention.num_heads):
+            start = head * both
+            found[f"{prefix}.{head}.k.weight"] = _transposed(whole, start, start + latent.plain)
+            found[f"{prefix}.{head}.v.weight"] = whole.rows(start + latent.plain, start + both)
+    return found
+
+
+def _transposed(whole: RawTensor, start: int, stop: int) -> RawTensor:
+    rows = whole.rows(start, stop)
+    kept: dict[str, Any] = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32}
+
+    def make() -> np.ndarray:
+        made = rows.unpack()
+        numbers = made.data.view(kept[made.format]) if made.format in kept else made.dequantize().view(np.uint32)
+        return np.ascontiguousarray(numbers.reshape(made.shape).T).view(np.uint8)
+
+    format = rows.format if rows.format in kept else "F32"
+    method = whole.method if isinstance(whole, PackedTensor) else format
+    share = (stop - start) / whole.shape[0]
+    return PackedTensor.of((rows.shape[1], stop - start), format, whole.source, method, (whole,), make, share)

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.recurrent import RecurrentMixer
+from twostroke.models.tensor_shapes import is_product, layer_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +123,18 @@ class CostModel:
     @cached_property
     def row_flops(self) -> int:
         """FLOPs of all linear layers except the head for one row; with experts, of the chosen ones and the router."""
-        flops = 0
-        for layer in self.config.layers:
-            mixer, feed_forward, hidden = layer.mixer, layer.feed_forward, self.config.hidden_size
-            if isinstance(mixer, RecurrentMixer):
-                flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size)
-            elif mixer.latent is not None:
-                flops += mixer.latent.linear_flops(mixer.num_heads, hidden)
-            else:
-                made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
-                flops += 2 * hidden * mixer.head_dim * ((2 + mixer.output_gate) * mixer.num_heads + made)
-            passed, inner = 1, 2 * hidden * (len(feed_forward.inputs) + 1)
-            if isinstance(feed_forward, Experts):
-                passed = feed_forward.chosen
-                flops += 2 * hidden * feed_forward.count
-                flops += inner * feed_forward.shared_size
-            flops += passed * inner * feed_forward.intermediate_size
-            flops += 6 * hidden * self.config.token_inputs
-        return flops
+        hidden, size = self.config.hidden_size, self.config.token_inputs
+        weights = self.config.num_layers * hidden * size  # of the projection to all layers' inputs
+        for layer, copies in Counter(self.config.layers).items():
+            products = {
+                name: prod(one) for name, one in layer_shapes(layer, hidden, size).items() if is_product(name, one)
+            }
+            used = sum(products.values())
+            if isinstance(experts := layer.feed_forward, Experts):
+                of_all = sum(one for name, one in products.items() if name.startswith("experts."))
+                used -= of_all // experts.count * (experts.count - experts.chosen)
+            weights += copies * used
+        return 2 * weights
 
     @cached_property
     def head_row_flops(self) -> int:

@@ -43,10 +43,3 @@ class Latent:
             shapes[f"heads.{head}.k_up"] = (self.rank, self.plain)
             shapes[f"heads.{head}.v_up"] = (self.value, self.rank)
         return shapes
-
-    def linear_flops(self, heads: int, hidden: int) -> int:
-        """FLOPs of a row's products, with the output projection."""
-        read = 0 if self.query_rank is None else hidden
-        queries = (self.query_rank or hidden) * heads * self.query + read * (self.query_rank or 0)
-        by_head = self.rank * (self.plain + self.value) + self.value * hidden
-        return 2 * (queries + hidden * self.entry + heads * by_head)

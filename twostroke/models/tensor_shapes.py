@@ -113,3 +113,8 @@ ROUTER = "router"  # always float32: it is small, and a wrong choice of experts 
 def is_weight_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """Whether the tensor with this Twostroke name is multiplied in its stored format, and may be re-encoded."""
     return len(shape) == 2 and not name.endswith((f".{ROUTER}", ".conv"))
+
+
+def is_product(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether rows are multiplied with a tensor of a layer, the router included."""
+    return len(shape) == 2 and name != "conv"

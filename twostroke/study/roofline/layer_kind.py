@@ -12,7 +12,7 @@ from twostroke.models.cost import SequenceRows, attended, experts_read, recurren
 from twostroke.models.kv_formats import KVFormat
 from twostroke.models.latent import Latent
 from twostroke.models.recurrent import RecurrentMixer
-from twostroke.models.tensor_shapes import layer_shapes
+from twostroke.models.tensor_shapes import is_product, layer_shapes
 
 # The names of matrices behind the mixer begin so.
 FEED_FORWARD = ("gate", "up", "down", "router", "experts", "shared", "input_")
@@ -138,11 +138,6 @@ class LayerKind:
     def other(self) -> int:
         """Parameters of one layer outside of its matrices: norms, biases, attention sinks."""
         return sum(prod(shape) for name, shape in self.shapes.items() if not is_product(name, shape))
-
-
-def is_product(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether rows are multiplied with a tensor of a layer, the router included."""
-    return len(shape) == 2 and name != "conv"
 
 
 def latent_flops(latent: Latent, pairs: int, known: int) -> int:

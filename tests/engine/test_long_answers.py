@@ -114,7 +114,7 @@ def test_windows_and_states_do_not_shorten_it(family: str, tmp_path: Path) -> No
     path = str(write_model(family, tmp_path))
     with LLM(path, threads=1) as large:
         geometry, size, page_bytes = large.pool.geometry, large.pool.page_size, large.pool.page_bytes
-    pages = next(n for n in range(200) if geometry.max_entries(n, size) > len(PROMPT) + 80)
+    pages = geometry.answer_pages(len(PROMPT) + 80, size)
     room = geometry.max_entries(pages, size)
     every: list[dict[str, Any]] = [{"prefix_index": "off"}, {}, {"max_step_tokens": 7}]
     for options in every:

@@ -140,7 +140,7 @@ def test_bit_for_bit_the_plain_answer(directory: Path, sampling: dict[str, Any])
 def test_preempted(directory: Path) -> None:
     prompts, llm = [PROMPT, PROMPT[:7] * 3, PROMPT * 2, PROMPT[3:]], opened(directory)
     geometry, size = llm.pool.geometry, llm.pool.page_size
-    pages = next(n for n in range(200) if geometry.max_entries(n, size) >= len(PROMPT) * 2 + 60)
+    pages = geometry.answer_pages(len(PROMPT) * 2 + 60, size)
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
         made = llm.generate(prompts, method=CHOSEN, max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)

@@ -189,18 +189,18 @@ class Geometry(StableRepr):
         reach = {"kv": group.window, "rows": since + 1, "inputs": min(since + 1, group.window)}
         return position - reach[group.kind]
 
-    def max_entries(self, pages: int, page_size: int) -> int:
-        """The most entries of a value in so many pages, beside what the value that it continues keeps.
+    def answer_pages(self, entries: int, page_size: int) -> int:
+        """Pages for a value of so many entries, beside what the value that it continues keeps.
 
         That may be as much again in windowed groups and in snapshots. So every way to an answer has room for as many
         tokens: whole or in chunks, cold or behind a hit, and entered again after a preemption.
         """
-        lengths, left = range(pages * page_size + 1), pages - self._bounded_pages(sys.maxsize, page_size)
-        return max(0, bisect_right(lengths, left, key=lambda entries: self.num_pages(entries, page_size)) - 1)
+        return self.num_pages(entries, page_size) + self._bounded_pages(sys.maxsize, page_size)
 
-    def min_pages(self, page_size: int) -> int:
-        """The fewest pages that hold a page of entries in each group, so that there is room for an answer."""
-        return self.num_pages(page_size, page_size) + self._bounded_pages(sys.maxsize, page_size)
+    def max_entries(self, pages: int, page_size: int) -> int:
+        """The most entries of an answer's value in so many pages."""
+        lengths = range(pages * page_size + 1)
+        return max(0, bisect_right(lengths, pages, key=lambda entries: self.answer_pages(entries, page_size)) - 1)
 
     def value_bytes(self, entries: int) -> int:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""

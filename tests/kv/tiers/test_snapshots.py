@@ -257,12 +257,14 @@ def test_prompts_that_part(open_model: OpenModel, chunk: int) -> None:
 
 def test_a_pool_without_room_for_a_third_snapshot(open_model: OpenModel) -> None:
     """The one where prompts part is given up before anything else."""
-    least = ANY.model().pool.geometry.num_pages(320 + 8, PAGE)
+    geometry = ANY.model().pool.geometry
+    least, room = geometry.num_pages(320 + 8, PAGE), geometry.answer_pages(320 + 8, PAGE)
     for pages in (least, least + 5, least + 2 * ANY.model().pool.snapshot_pages):
-        llm = open_model(Tiers(), pages=pages)
+        llm = open_model(Tiers(), pages=room)
+        llm.pool.allocate(held := room - pages)
         found(llm, 0, 200)
         found(llm, 1)
-        assert (llm.engine.preemptions, llm.pool.num_used) == (0, llm.engine.cached_pages(llm.pool))
+        assert (llm.engine.preemptions, llm.pool.num_used) == (0, llm.engine.cached_pages(llm.pool) + held)
 
 
 def test_routers_are_told_of_blocks_and_checks_see_all(open_model: OpenModel, disk: Path) -> None:
@@ -278,8 +280,9 @@ def test_routers_are_told_of_blocks_and_checks_see_all(open_model: OpenModel, di
 
 def test_the_host_keeps_snapshots(open_model: OpenModel) -> None:
     """What a full pool evicts comes back from ordinary memory, states and all (sglang#39830)."""
-    room = ANY.model().pool.geometry.num_pages(420, PAGE, 400)
-    llm = open_model(Tiers(host_bytes=1 << 30), pages=room)
+    geometry = ANY.model().pool.geometry
+    llm = open_model(Tiers(host_bytes=1 << 30), pages=(room := geometry.answer_pages(420, PAGE)))
+    llm.pool.allocate(room - geometry.num_pages(420, PAGE, 400))
     found(llm, 0)
     for _ in range(2):
         found(llm, 2)

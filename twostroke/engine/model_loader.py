@@ -233,13 +233,13 @@ def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backen
 
 
 def num_pages(geometry: Geometry, page_size: int, kv_bytes: int) -> int:
-    """Number of pages of `page_size` entries that fit into `kv_bytes`. Raises InvalidRequest if no answer would fit."""
+    """Number of pages of `page_size` entries that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
     if not isinstance(page_size, int) or page_size < 1:
         raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
-    page_bytes, least = geometry.page_bytes(page_size), geometry.answer_pages(page_size, page_size)
-    if kv_bytes < least * page_bytes:
-        pages = "one page" if least == 1 else f"{least} pages, each"
-        raise InvalidRequest(f"kv_bytes must hold at least {pages} of {page_bytes:,} bytes, not {kv_bytes:,}")
+    page_bytes, groups = geometry.page_bytes(page_size), len(geometry.groups)
+    if kv_bytes < groups * page_bytes:
+        least = f"{groups} pages (one for each group of layers), each" if groups > 1 else "one page"
+        raise InvalidRequest(f"kv_bytes must hold at least {least} of {page_bytes:,} bytes, not {kv_bytes:,}")
     return kv_bytes // page_bytes
 
 

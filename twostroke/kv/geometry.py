@@ -1,7 +1,6 @@
 """The properties that must agree to join two KV values, or to use a value with a model."""
 
 import hashlib
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
@@ -92,24 +91,20 @@ class Geometry(StableRepr):
         """Bytes of a page, as many for every group."""
         return self.page_shape(page_size).page_bytes
 
-    def num_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
+    def num_pages(self, entries: int, page_size: int, at_once: int = 1, values: int = 1) -> int:
         """Pages that a value of so many entries holds at most, in all groups, if `at_once` entries are added together.
 
         A windowed group keeps what the next entries see. Of rows and inputs of states, a value has those that are
-        needed behind the last entry, and of states two snapshots.
+        needed behind the last entry, and of states two snapshots. With `values` of 2, a value that it continues holds
+        its own of these as well: what is behind the windows of the one may be in those of the other.
         """
-        pages = self.windows.count(None) * -(-entries // page_size)
-        return pages + self._bounded_pages(entries, page_size, at_once)
-
-    def _bounded_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
-        """Those of them in windowed groups and in snapshots, of which long values have no more than shorter ones."""
         every, pages = -(-entries // page_size), 0
         for group in self.groups:
-            if group.window is not None:
-                # A run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages.
-                reach = (at_once if group.kind == "kv" else 1) + page_size - 2
-                pages += min(every, (group.window + reach) // page_size + 1)
-        return pages + (self.snapshot_pages(page_size) * min(2, entries // self.chunk) if self.states else 0)
+            # A run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages.
+            reach = (at_once if group.kind == "kv" else 1) + page_size - 2
+            kept = every if group.window is None else (group.window + reach) // page_size + 1
+            pages += min(every, values * kept)
+        return pages + (self.snapshot_pages(page_size) * min(2 * values, entries // self.chunk) if self.states else 0)
 
     @property
     def chunk(self) -> int:
@@ -190,17 +185,17 @@ class Geometry(StableRepr):
         return position - reach[group.kind]
 
     def answer_pages(self, entries: int, page_size: int) -> int:
-        """Pages for a value of so many entries, beside what the value that it continues keeps.
+        """Pages for a value of so many entries and what the value that it continues keeps.
 
-        That may be as much again in windowed groups and in snapshots. So every way to an answer has room for as many
-        tokens: whole or in chunks, cold or behind a hit, and entered again after a preemption.
+        So every way to an answer has room for as many tokens: whole or in chunks, cold or behind a hit, and entered
+        again after a preemption.
         """
-        return self.num_pages(entries, page_size) + self._bounded_pages(sys.maxsize, page_size)
+        return self.num_pages(entries, page_size, values=2)
 
     def max_entries(self, pages: int, page_size: int) -> int:
         """The most entries of an answer's value in so many pages."""
         lengths = range(pages * page_size + 1)
-        return max(0, bisect_right(lengths, pages, key=lambda entries: self.answer_pages(entries, page_size)) - 1)
+        return bisect_right(lengths, pages, key=lambda entries: self.answer_pages(entries, page_size)) - 1
 
     def value_bytes(self, entries: int) -> int:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.any_schedule import ENDS, INDEXES, PROMPT, AnySchedule, Asked, asked_lists
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
@@ -180,3 +181,16 @@ def test_the_reference_gives_back_as_much() -> None:
     again = model(backend="reference").prefill(PROMPT[:50], reference[:90])
     assert again.complete
     assert len(found) == 6
+
+
+def test_pages_that_came_back_from_the_host_count_as_cached(tmp_path: Path) -> None:
+    """Also those that the prompt has left behind its window: nobody uses a page when nothing runs."""
+    with LLM(str(write(tmp_path)), threads=1, kv_bytes=4 << 20, kv_host=4 << 20) as llm:
+        index = llm.model.index
+        assert index is not None
+        llm.prefill(PROMPT[:64])
+        index.evict(10_000)
+        assert (llm.pool.num_used, index.num_pages > 0) == (0, True)
+        llm.generate([PROMPT[:64] + [7, 9] * 50], max_tokens=2)
+        assert llm.tiers.host_counters.read().pages_in
+        assert 0 < llm.pool.num_used == llm.engine.cached_pages(llm.pool)

@@ -108,6 +108,11 @@ class BlockPages:
         """The number of pages that stand behind these."""
         return sum(len(self._sets.get(first, (first,))) for first in firsts) if self._sets else len(firsts)
 
+    def windowed(self, blocks: list[int]) -> list[int]:
+        """The first pages of each windowed kind, and of snapshots, that these blocks have."""
+        there = (self._windowed.get(block, ()) for block in blocks) if self._windowed else ()
+        return [first for kinds in there for first in kinds if first != NO_PAGE]
+
     def is_windowed(self, first: int) -> bool:
         """Whether these are windowed pages or a snapshot, which leave without their block."""
         return first in self._block_of
@@ -120,8 +125,10 @@ class BlockPages:
 
     def with_windowed(self, blocks: list[int]) -> list[int]:
         """These blocks, which leave the index, and the first pages of each windowed kind that leave with them."""
-        there = (self._windowed.pop(block, []) for block in blocks) if self._windowed else ()
-        return blocks + [first for kinds in there for first in kinds if first != NO_PAGE]
+        leaving = [*blocks, *self.windowed(blocks)]
+        for block in blocks:
+            self._windowed.pop(block, None)
+        return leaving
 
     def forget(self, first: int) -> int:
         """Forget what stands behind a first page, which its block does not have any more. Returns how many pages."""

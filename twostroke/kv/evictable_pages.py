@@ -126,6 +126,8 @@ class EvictablePages:
         """Note the use of a prompt's blocks: the deepest is the first of them to go."""
         for first in self.blocks.used_by(blocks):
             self._use(first)
+        if self._in_host:  # an earlier hit may have brought back what this one does not use
+            self._mark_returned([first for first in self.blocks.windowed(blocks) if first in self._in_host])
         self.prices.use(blocks)
 
     def _use(self, page: int) -> None:

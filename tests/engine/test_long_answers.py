@@ -1,5 +1,6 @@
 """Long answers end with "length" at the context's end or the pool's, and keep every token; prompts are refused."""
 
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.engine import shortages
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
@@ -127,6 +130,39 @@ def test_windows_and_states_do_not_shorten_it(family: str, tmp_path: Path) -> No
             mine = llm.request(PROMPT, SamplingParams(**LONG))
             llm.engine.run([other, mine])
             assert mine.choices[0].output.ids == made
+
+
+@pytest.mark.parametrize("family", ["qwen3", "lfm2", AT_NIGHT("gemma3"), AT_NIGHT("granite4-hybrid")])
+def test_in_any_company(family: str, tmp_path: Path) -> None:
+    """Requests that share beginnings and a small pool have the answers that each has alone in a cold engine."""
+    path, methods = str(write_model(family, tmp_path)), [{}, {"adaptive": False}, {"draft": "student", "guesses": 4}]
+    with LLM(path, threads=1) as large:
+        geometry, size, page_bytes = large.pool.geometry, large.pool.page_size, large.pool.page_bytes
+    for seed in range(examples(4)):
+        rng = random.Random(seed)
+        pages = geometry.answer_pages(rng.choice([60, 100, 180]), size)
+        options: dict[str, Any] = {"threads": 1, "student": "int4", "kv_bytes": pages * page_bytes}
+        text, room = [rng.randrange(3, 300) for _ in range(120)], geometry.max_entries(pages, size)
+        asked = [
+            (
+                text[: rng.randrange(1, min(room - 1, 100))] + rng.choices(range(3, 300), k=rng.randrange(2)),
+                SamplingParams(
+                    max_tokens=rng.choice([None, 40]), ignore_eos=True, temperature=0.9, seed=rng.randrange(9)
+                ),
+                method("speculative", **rng.choice(methods)) if rng.random() < 0.5 else method("plain"),
+            )
+            for _ in range(rng.randrange(2, 6))
+        ]
+        alone: list[list[Token]] = []
+        for prompt, params, chosen in asked:
+            with LLM(path, prefix_index="off", **options) as llm:
+                alone.append(llm.generate([prompt], params, method=chosen)[0].tokens)
+        with LLM(path, max_step_tokens=rng.choice([7, 512]), kv_host=rng.choice([0, 8]) * page_bytes, **options) as llm:
+            for _ in range(2):
+                requests = [llm.request(*one) for one in asked]
+                llm.engine.run(requests)
+                assert [list(request.events) for request in requests] == alone
+            assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
 
 
 def test_a_candidate_behind_a_hit_ends_where_it_ends_cold(tiny_llm: TinyLLM) -> None:

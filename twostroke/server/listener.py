@@ -65,11 +65,7 @@ class Place:
         if self.uds is not None:
             _require_path(Path(self.uds).expanduser(), self.uds)
             return
-        try:
-            sockets = listen(self.host, 0)
-        except InvalidRequest as error:
-            raise InvalidRequest(str(error).replace(_address(self.host, 0), _address(self.host, self.port))) from None
-        for sock in sockets:
+        for sock in listen(self.host, 0, _address(self.host, self.port)):
             sock.close()
 
     def text(self, port: int | None = None) -> str:
@@ -88,8 +84,8 @@ class Place:
         return Listener(sockets, self.text(sockets[0].getsockname()[1]), self.host, None, tls)
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at every address of a host; port 0 is a free one.
+def listen(host: str, port: int, named: str | None = None) -> list[socket.socket]:
+    """Sockets that listen at every address of a host; port 0 is a free one. `named`: the place as an error names it.
 
     Raises InvalidRequest, one line: the port is taken, needs rights, or the host is none of this machine's.
     """
@@ -109,7 +105,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for sock in sockets:
             sock.close()
         reason = NO_HOST if isinstance(error, UnicodeError | socket.gaierror) else _reason(error, HOST_REASONS)
-        raise _refusal(_address(host, port), reason) from None
+        raise _refusal(named or _address(host, port), reason) from None
     return sockets
 
 
